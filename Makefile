@@ -1,0 +1,33 @@
+# spot-dlm: `make demo` and `make test` do all their own set-up on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check setup clean help
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,bench]'
+	@touch $(STAMP)
+
+setup: $(STAMP)  ## create the virtual environment and install everything
+
+demo: setup  ## decode with the shipped model, plainly and speculatively, and prove that the tokens are identical
+	$(BIN)/spot demo
+
+test: setup  ## run the tests (under five minutes on two cores)
+	$(BIN)/python -m pytest
+
+check: setup  ## lint, types and import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

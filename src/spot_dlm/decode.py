@@ -1,0 +1,255 @@
+"""The decoding loop: draft, one target pass, accept; standard decoding is the same loop with a drafter that guesses nothing.
+
+Three rungs: `decode_steps` yields events, `stream` yields text, `generate` returns one result. Observers (progress, canvas, traces)
+read the events; the loop knows none of them.
+
+Example: `generate(target, "To JSON: Anna Berg, 34, Oslo.", Chain(), DecodeParams(nodes=8)).text`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+
+from spot_dlm.draft_graph import DraftGraph
+from spot_dlm.interfaces import DecodeParams, DraftContext, Drafter, Prefix, Target
+from spot_dlm.noise import CoupledNoise
+from spot_dlm.state import BlockState
+from spot_dlm.stats import Counts
+from spot_dlm.transition import Transition, denoise
+from spot_dlm.verify import Acceptance, accept
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """One position receiving its token: absolute position, token, block, step inside the block and decoding pass."""
+
+    position: int
+    token: int
+    block: int
+    step: int
+    decode_pass: int
+
+
+@dataclass(frozen=True)
+class BlockStarted:
+    """A block begins; `start` is its absolute position and `state` its canvas with the prompt's tail."""
+
+    state: BlockState
+    start: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One decoding pass: the graph that was evaluated and what was accepted of it."""
+
+    graph: DraftGraph
+    acceptance: Acceptance
+    committed: list[Committed]
+    number: int
+
+
+@dataclass(frozen=True)
+class BlockFinished:
+    """A block ended with `state` (complete, or final by `stop="prefix"`); its text is stable from here on."""
+
+    state: BlockState
+    start: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """The decoded sequence: ids up to the first end token (included) or the length limit, in text and in commit order."""
+
+    token_ids: list[int]
+    order: list[Committed]
+    finish_reason: FinishReason
+    counts: Counts
+    text: str
+    prompt_ids: list[int]
+
+    @property
+    def commit_steps(self) -> list[int]:
+        """For every returned token the global number of the transition that committed it, from 0."""
+        first = len(self.prompt_ids)
+        number: dict[tuple[int, int], int] = {}
+        at = {c.position: number.setdefault((c.block, c.step), len(number)) for c in self.order}
+        return [at[first + i] for i in range(len(self.token_ids))]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event."""
+
+    result: Result
+
+
+Event = BlockStarted | Pass | BlockFinished | Finished
+
+
+@dataclass
+class _Sequence:
+    """The mutable bookkeeping of one decoded sequence."""
+
+    target: Target
+    params: DecodeParams
+    prompt_ids: list[int]
+    block_length: int
+    noise: CoupledNoise
+    generated: list[int] = field(default_factory=list)
+    order: list[Committed] = field(default_factory=list)
+    counts: Counts = field(default_factory=lambda: Counts(sequences=1))
+
+    def is_final(self, state: BlockState) -> bool:
+        """Whether the block ends with this state: complete, or all positions up to the first end token committed."""
+        if state.is_complete:
+            return True
+        if self.params.stop == "block":
+            return False
+        known = state.canvas[: state.masked[0]]
+        start = state.block * self.block_length
+        return any(
+            int(token) in self.target.spec.stop_ids and start + i >= len(self.prompt_ids) for i, token in enumerate(known)
+        )
+
+    def record(self, transition: Transition, decode_pass: int) -> list[Committed]:
+        """Append a transition's commits to the order; the mask token never leaves the decoder."""
+        state, start = transition.before, transition.before.block * self.block_length
+        if self.target.spec.mask_token_id in transition.tokens:
+            raise RuntimeError(
+                f"the mask token was committed in block {state.block}, step {state.step}: the target must exclude it"
+            )
+        pairs = zip(transition.positions.tolist(), transition.tokens.tolist(), strict=True)
+        commits = [Committed(start + p, t, state.block, state.step, decode_pass) for p, t in pairs]
+        self.order += commits
+        return commits
+
+    def first_stop(self) -> int | None:
+        """Index of the first end token among the generated tokens."""
+        return next((i for i, token in enumerate(self.generated) if token in self.target.spec.stop_ids), None)
+
+    def result(self) -> Result:
+        """Trim to the first end token (included) or to the length limit."""
+        stop, limit = self.first_stop(), self.params.max_new_tokens
+        reason: FinishReason = "stop" if stop is not None and stop < limit else "length"
+        ids = self.generated[: stop + 1 if stop is not None and stop < limit else limit]
+        self.counts.tokens = len(ids)
+        return Result(ids, self.order, reason, self.counts, self.target.decode(ids), self.prompt_ids)
+
+
+def _begin(target: Target, prompt: str | Sequence[int], params: DecodeParams) -> _Sequence:
+    spec = target.spec
+    ids = target.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+    length = params.block_length or spec.block_length
+    if not ids:
+        raise ValueError("the prompt is empty; give at least one token")
+    if min(ids) < 0 or max(ids) >= spec.vocab_size:
+        raise ValueError(f"prompt ids must lie in 0..{spec.vocab_size - 1}")
+    total = -(-(len(ids) + params.max_new_tokens) // length) * length
+    if total > spec.max_length:
+        raise ValueError(
+            f"prompt of {len(ids)} tokens + max_new_tokens={params.max_new_tokens}, rounded up to blocks of {length}, is {total}; "
+            f"the target's context holds {spec.max_length}"
+        )
+    noise = CoupledNoise(params.sampling.seed, params.sequence, params.rule.noise_step, spec.device)
+    return _Sequence(target, params, ids, length, noise)
+
+
+def decode_steps(
+    target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None
+) -> Iterator[Event]:
+    """Decode one prompt and yield what happens; the last event is `Finished`.
+
+    Args:
+        target: the model.
+        prompt: user text (encoded with the target's chat template) or token ids.
+        drafter: guesses; it decides the number of passes, never the tokens or their order.
+        params: rule, sampling, lengths and node budget.
+
+    Raises:
+        ValueError: for an empty prompt, one that does not fit the context, NaN logits or a malformed draft graph.
+    """
+    began = perf_counter()
+    seq = _begin(target, prompt, params or DecodeParams())
+    length, counts = seq.block_length, seq.counts
+    num_prefilled = len(seq.prompt_ids) // length * length
+    prefix = target.prefill(np.array(seq.prompt_ids[:num_prefilled], dtype=np.int64), length)
+    counts.nfe_prefill = int(num_prefilled > 0)
+    counts.target_s += perf_counter() - began
+    tail = seq.prompt_ids[num_prefilled:]
+    last_block = (len(seq.prompt_ids) + seq.params.max_new_tokens - 1) // length
+    for block in range(num_prefilled // length, last_block + 1):
+        state = BlockState.initial(block, tail, length)
+        yield BlockStarted(state, block * length)
+        for event in _decode_block(seq, prefix, state, drafter):
+            state = event.acceptance.state
+            yield event
+        seq.generated += state.canvas[len(tail) : None if state.is_complete else state.masked[0]].tolist()
+        tail = []
+        yield BlockFinished(state, block * length)
+        if seq.first_stop() is not None or block == last_block:
+            break
+        clock = perf_counter()
+        target.commit(prefix, state.canvas)
+        counts.nfe_commit += 1
+        counts.target_s += perf_counter() - clock
+    counts.total_s = perf_counter() - began
+    yield Finished(seq.result())
+
+
+def _decode_block(seq: _Sequence, prefix: Prefix, state: BlockState, drafter: Drafter) -> Iterator[Pass]:
+    """Decode one block: every pass evaluates a graph rooted at the certain next state and accepts a path of it."""
+    params, spec, counts = seq.params, seq.target.spec, seq.counts
+    step = partial(denoise, rule=params.rule, sampling=params.sampling, noise=seq.noise)
+    graph = DraftGraph.root_only(state)
+    while True:
+        clock = perf_counter()
+        logits = seq.target.evaluate(prefix, graph.canvases)
+        evaluated = perf_counter()
+        acceptance = accept(graph, state, logits.of, step, seq.is_final)
+        state = acceptance.state
+        verified = perf_counter()
+        counts.target_s += evaluated - clock
+        counts.verify_s += verified - evaluated
+        counts.count_pass(graph.depths[1:].tolist(), len(acceptance.transitions) - 1)
+        commits = [c for t in acceptance.transitions for c in seq.record(t, counts.nfe - 1)]
+        yield Pass(graph, acceptance, commits, counts.nfe - 1)
+        if seq.is_final(state):
+            return
+        clock = perf_counter()
+        context = DraftContext(acceptance.transitions[-1], acceptance.logits, params.rule, params.sampling, seq.noise)
+        graph = drafter.draft(context, params.nodes)
+        graph.validate(state, params.nodes, spec.vocab_size)
+        counts.draft_s += perf_counter() - clock
+
+
+def stream(target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None) -> Iterator[str]:
+    """Yield the text block by block, as it becomes stable; the pieces joined are the result's text."""
+    params = params or DecodeParams()
+    done, ids = "", []
+    for event in decode_steps(target, prompt, drafter, params):
+        if isinstance(event, Finished):
+            yield event.result.text[len(done) :]
+        elif isinstance(event, Pass):
+            ids += event.committed
+        elif isinstance(event, BlockFinished):
+            tokens = [c.token for c in sorted(ids, key=lambda c: c.position)]
+            stop = next((i for i, t in enumerate(tokens) if t in target.spec.stop_ids), len(tokens))
+            text = target.decode(tokens[: min(stop, params.max_new_tokens)])
+            stable = text.rstrip("\N{REPLACEMENT CHARACTER}")  # a character whose bytes straddle the block edge
+            if len(stable) > len(done) and stable.startswith(done):
+                yield stable[len(done) :]
+                done = stable
+
+
+def generate(target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None) -> Result:
+    """Decode one prompt and return its result (see `decode_steps`)."""
+    for event in decode_steps(target, prompt, drafter, params):
+        if isinstance(event, Finished):
+            return event.result
+    raise AssertionError("decode_steps ended without a result")

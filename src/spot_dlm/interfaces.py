@@ -1,0 +1,150 @@
+"""The two plug points, Target and Drafter, what passes between them and the loop, and the validated DecodeParams.
+
+Anything with these methods works in the loop: a new model is a Target, a new way to guess is a Drafter. Knows no implementation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from spot_dlm.draft_graph import DraftGraph
+from spot_dlm.noise import CoupledNoise
+from spot_dlm.state import BlockState
+from spot_dlm.transition import Sampling, Transition, UnmaskRule
+
+Stop = Literal["block", "prefix"]
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What the loop must know of a target: sizes, special ids and limits, and names for provenance."""
+
+    name: str
+    family: str
+    block_length: int
+    vocab_size: int
+    mask_token_id: int
+    stop_ids: frozenset[int]
+    max_length: int
+    device: torch.device
+    dtype: str
+    num_parameters: int
+
+
+@dataclass(frozen=True)
+class MaskedLogits:
+    """Logits of the masked positions of N canvases, packed: rows offsets[i]:offsets[i + 1] belong to canvas i, ascending."""
+
+    packed: Float[Tensor, "M V"]
+    offsets: list[int]
+
+    def of(self, row: int) -> Float[Tensor, "m V"]:
+        """Return the logits of one canvas."""
+        return self.packed[self.offsets[row] : self.offsets[row + 1]]
+
+
+class Prefix(Protocol):
+    """The target's cache of complete blocks; it changes only in `prefill` and `commit`."""
+
+    @property
+    def length(self) -> int:
+        """Number of cached tokens, a multiple of the block length."""
+
+
+class Target(Protocol):
+    """A diffusion language model that fills one block after the other."""
+
+    @property
+    def spec(self) -> TargetSpec:
+        """Sizes and special ids."""
+
+    def prefill(self, token_ids: Int64[np.ndarray, " P"], block_length: int) -> Prefix:
+        """Cache complete blocks of prompt tokens (possibly none)."""
+
+    def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
+        """Return logits for the masked positions of N states of the block after the prefix, in one pass.
+
+        Row i must not depend, to the bit, on the other rows. Ids that must not be generated have logit minus infinity.
+        The prefix does not change.
+        """
+
+    def commit(self, prefix: Prefix, token_ids: Int64[np.ndarray, " L"]) -> None:
+        """Append one complete block to the cache."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the prompt ids of user text; the text never yields special ids."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of generated ids, special ids left out."""
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """All that is known before a pass: the last transition (so the certain next state), the logits it was made from, the noise.
+
+    `logits` rows belong to `last.before.masked`; they are stale for `root`, the state after it.
+    """
+
+    last: Transition
+    logits: Float[Tensor, "m V"]
+    rule: UnmaskRule
+    sampling: Sampling
+    noise: CoupledNoise
+
+    @property
+    def root(self) -> BlockState:
+        """The certain next state."""
+        return self.last.state
+
+
+class Drafter(Protocol):
+    """Guesses future states; whatever it returns, the decoded tokens and their order stay the same."""
+
+    @property
+    def name(self) -> str:
+        """Name on the command line and in results."""
+
+    def draft(self, context: DraftContext, budget: int) -> DraftGraph:
+        """Return at most `budget` nodes, the root included."""
+
+
+@dataclass(frozen=True)
+class DecodeParams:
+    """Everything that decides the tokens (rule, sampling, lengths, stop) plus the node budget, which does not.
+
+    Args:
+        rule: which positions a step commits.
+        sampling: temperature, filters and seed.
+        max_new_tokens: tokens to return at most.
+        nodes: rows of one target pass, the certain next state included; 1 is standard decoding.
+        block_length: None takes the target's own.
+        stop: "block" completes the block that holds the first end token (as official SDAR); "prefix" stops as soon as all
+            positions up to it are committed: the same text in fewer steps.
+        sequence: noise key of the sequence; samples of one prompt use different ones.
+
+    Raises:
+        ValueError: naming the field, the value and what is allowed.
+    """
+
+    rule: UnmaskRule = field(default_factory=UnmaskRule)
+    sampling: Sampling = field(default_factory=Sampling)
+    max_new_tokens: int = 128
+    nodes: int = 8
+    block_length: int | None = None
+    stop: Stop = "block"
+    sequence: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
+        if self.nodes < 1:
+            raise ValueError(f"nodes={self.nodes} must be at least 1 (1 = standard decoding)")
+        if self.block_length is not None and self.block_length < 1:
+            raise ValueError(f"block_length={self.block_length} must be at least 1")
+        if self.stop not in get_args(Stop):
+            raise ValueError(f"stop={self.stop!r} is unknown; choose one of {', '.join(get_args(Stop))}")

@@ -1,0 +1,89 @@
+"""Text in and out: chat template and tokenizer files, so that user text never becomes a special id.
+
+Knows nothing of weights. Example: `TextCodec.read(folder).encode("Write <|MASK|> twice")` has no mask id.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_CONTENT = "\N{OBJECT REPLACEMENT CHARACTER}spot-content\N{OBJECT REPLACEMENT CHARACTER}"
+
+
+class TextCodec:
+    """A fast tokenizer with its chat template; `use_template=False` encodes the bare text (base models)."""
+
+    def __init__(self, tokenizer: Any, use_template: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._use_template = use_template and bool(tokenizer.chat_template)
+        self._special_texts = sorted(t.content for t in tokenizer.added_tokens_decoder.values())
+
+    @classmethod
+    def read(cls, folder: Path, use_template: bool = True) -> "TextCodec | None":
+        """Read tokenizer.json (or vocab.json and merges.txt) and the chat template; None where there is no tokenizer.
+
+        Raises:
+            ValueError: if a tokenizer file cannot be parsed.
+        """
+        from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+
+        try:
+            config_file = folder / "tokenizer_config.json"
+            config = json.loads(config_file.read_text("utf-8")) if config_file.exists() else {}
+            template_file = folder / "chat_template.jinja"
+            template = template_file.read_text("utf-8") if template_file.exists() else config.get("chat_template")
+            if (folder / "tokenizer.json").exists():
+                tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+            elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
+                tokenizer = Qwen2Tokenizer(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
+                added = config.get("added_tokens_decoder", {})
+                tokenizer.add_tokens(
+                    [t["content"] for _, t in sorted(added.items(), key=lambda kv: int(kv[0]))], special_tokens=True
+                )
+            else:
+                return None
+        except Exception as error:  # the tokenizers library raises bare Exception
+            raise ValueError(f"the tokenizer files in {folder} cannot be read: {error}") from error
+        tokenizer.chat_template = template
+        return cls(tokenizer, use_template)
+
+    @property
+    def defined_ids(self) -> set[int]:
+        """Ids that have a text."""
+        return set(self._tokenizer.get_vocab().values())
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token's exact text, None if there is none."""
+        found = self._tokenizer.get_vocab().get(token)
+        return None if found is None else int(found)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode user text inside the chat template; special tokens typed in the text stay ordinary text.
+
+        Raises:
+            ValueError: if the text is empty.
+        """
+        if not text.strip():
+            raise ValueError("the prompt is empty; give at least one character")
+        if not self._use_template:
+            return self._plain(text)
+        rendered = self._render(text)
+        if not any(special in text for special in self._special_texts):
+            return self._template_ids(rendered)
+        head, _, tail = self._render(_CONTENT).partition(_CONTENT)
+        return self._template_ids(head) + self._plain(text) + self._template_ids(tail)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens left out."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _render(self, text: str) -> str:
+        messages = [{"role": "user", "content": text}]
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def _template_ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))

@@ -1,0 +1,243 @@
+"""The one definition of a denoising step: unmask rules and `denoise` (docs/decoding-rules.md; method.md section 2).
+
+`denoise` maps a block state, the target's logits for its masked positions and the noise of its step to the next state. Every decoder,
+drafter and test that needs "what the target does next" calls it. Knows nothing of targets, drafts or loops.
+
+Example: `denoise(state, logits, UnmaskRule(), Sampling(temperature=1.0), CoupledNoise(seed=0, sequence=0)).state`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+from spot_dlm.noise import CoupledNoise
+from spot_dlm.state import BlockState
+
+Select = Literal["top", "threshold", "left_to_right", "leftmost_above"]
+Confidence = Literal["probability", "max_probability", "margin", "entropy"]
+Source = Literal["raw", "tempered", "filtered"]
+Resolution = Literal["float32", "bfloat16"]
+
+
+def _require(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(allowed)}")
+
+
+@dataclass(frozen=True)
+class UnmaskRule:
+    """Which masked positions a step commits; the default is standard decoding: the one most confident position.
+
+    Raises:
+        ValueError: naming the field, the value and what is allowed.
+    """
+
+    select: Select = "top"
+    num_per_step: int = 1
+    threshold: float = 0.9
+    strict: bool = True
+    confidence: Confidence = "probability"
+    source: Source = "raw"
+    resolution: Resolution = "float32"
+    noise_step: bool = True
+
+    def __post_init__(self) -> None:
+        _require("select", self.select, get_args(Select))
+        _require("confidence", self.confidence, get_args(Confidence))
+        _require("source", self.source, get_args(Source))
+        _require("resolution", self.resolution, get_args(Resolution))
+        if self.num_per_step < 1:
+            raise ValueError(f"num_per_step={self.num_per_step} must be at least 1")
+        if self.num_per_step > 1 and self.select not in ("top", "left_to_right"):
+            raise ValueError(f"num_per_step={self.num_per_step} has no meaning with select={self.select!r}; leave it at 1")
+        if not math.isfinite(self.threshold):
+            raise ValueError(f"threshold={self.threshold} must be finite")
+        if not self.noise_step and self.confidence == "probability" and self.select != "left_to_right":
+            raise ValueError(
+                "noise_step=False would change the law of the output: the order looks at the sampled token "
+                "(confidence='probability'); use max_probability, margin, entropy or left_to_right, or keep the step in the noise"
+            )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a position's token is drawn: temperature (0 = argmax), top-k (0 = off), top-p (1 = off), seed.
+
+    Raises:
+        ValueError: naming the field, the value and what is allowed.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature={self.temperature} must be finite and at least 0")
+        if self.top_k < 0:
+            raise ValueError(f"top_k={self.top_k} must be at least 0 (0 = off)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1 (1 = off)")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """For every masked position: the token it would receive, its confidence in natural units and its ranking value.
+
+    `rank` orders positions (higher first) at the rule's resolution; `natural` is p, p1 - p2 or sum p log p, for thresholds.
+    """
+
+    positions: Int64[np.ndarray, " m"]
+    tokens: Int64[np.ndarray, " m"]
+    rank: Float32[np.ndarray, " m"]
+    natural: Float32[np.ndarray, " m"]
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One application of F: the state before, what was committed, the state after, and all candidates it chose from."""
+
+    before: BlockState
+    state: BlockState
+    positions: Int64[np.ndarray, " k"]
+    tokens: Int64[np.ndarray, " k"]
+    candidates: Candidates
+
+
+def first_argmax(values: Float[Tensor, "m V"]) -> Int64[Tensor, " m"]:
+    """Return the lowest index of the maximum of every row; an undecided row (NaN) gives V."""
+    size = values.shape[-1]
+    best = values.amax(dim=-1, keepdim=True)
+    index = torch.arange(size, device=values.device)
+    return torch.where(values == best, index, size).amin(dim=-1)
+
+
+def filter_logits(logits: Float[Tensor, "m V"], top_k: int, top_p: float) -> Float[Tensor, "m V"]:
+    """Set logits outside top-k, then outside top-p, to minus infinity; ties keep the lower id; the best token always stays."""
+    if not top_k and top_p >= 1:
+        return logits
+    ordered, index = torch.sort(logits, dim=-1, descending=True, stable=True)
+    if 0 < top_k < logits.shape[-1]:
+        ordered[..., top_k:] = -torch.inf
+    if top_p < 1:
+        probabilities = torch.softmax(ordered, dim=-1)
+        before = torch.cumsum(probabilities, dim=-1) - probabilities
+        removed = before >= top_p
+        removed[..., 0] = False
+        ordered = ordered.masked_fill(removed, -torch.inf)
+    return torch.empty_like(logits).scatter_(-1, index, ordered)
+
+
+def _round(values: Float[Tensor, " m"], resolution: Resolution) -> Float[Tensor, " m"]:
+    return values.to(torch.bfloat16).to(torch.float32) if resolution == "bfloat16" else values
+
+
+def measure(
+    source: Float[Tensor, "m V"], tokens: Int64[Tensor, " m"], confidence: Confidence
+) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+    """Return (rank, natural) confidence of `tokens` under softmax(source), sure positions resolved far below 1e-7.
+
+    With top logit l1 and rest = sum over others of exp(l - l1): log p1 = -log1p(rest), which keeps its digits where p1
+    itself rounds to 1 (method.md section 9a).
+    """
+    top = first_argmax(source)[:, None]
+    top_logit = source.gather(-1, top)
+    gaps = source - top_logit
+    odds = gaps.exp().scatter_(-1, top, 0.0)
+    rest = odds.sum(dim=-1)
+    logp_top = -torch.log1p(rest)
+    if confidence == "probability":
+        rank = gaps.gather(-1, tokens[:, None])[:, 0] + logp_top
+        return rank, rank.exp()
+    if confidence == "max_probability":
+        return logp_top, logp_top.exp()
+    if confidence == "margin":
+        second = odds.amax(dim=-1)
+        return -(rest + second) / (1 + rest), (1 - second) / (1 + rest)
+    weighted = torch.where(odds > 0, odds * gaps, 0.0).sum(dim=-1)
+    negative_entropy = weighted / (1 + rest) + logp_top
+    return negative_entropy, negative_entropy
+
+
+def propose(
+    positions: Int64[np.ndarray, " m"],
+    logits: Float[Tensor, "m V"],
+    rule: UnmaskRule,
+    sampling: Sampling,
+    noise: Float[Tensor, "m V"] | None,
+) -> Candidates:
+    """Choose every masked position's token and confidence; row i of `logits` and `noise` belongs to `positions[i]`.
+
+    Rows are independent of each other to the bit. `noise` is None exactly at temperature 0.
+
+    Raises:
+        ValueError: if a logit is NaN or plus infinity, or a row has no finite logit.
+    """
+    count = len(positions)
+    if count == 1:  # a lone row would be summed in another order, as a reduction to a scalar
+        logits = logits.expand(2, -1)
+        noise = None if noise is None else noise.expand(2, -1)
+    tempered = logits / sampling.temperature if sampling.temperature > 0 else logits
+    filtered = filter_logits(tempered, sampling.top_k, sampling.top_p)
+    tokens = first_argmax(logits if noise is None else filtered - noise)
+    if int(tokens.amax()) >= logits.shape[-1]:
+        raise ValueError(_bad_logits(positions, logits))
+    source = {"raw": logits, "tempered": tempered, "filtered": filtered}[rule.source]
+    rank, natural = measure(source, tokens, rule.confidence)
+    natural = _round(natural, rule.resolution)
+    rank = rank if rule.resolution == "float32" else natural
+    table = torch.stack((rank, natural))[:, :count].cpu().numpy()
+    if np.isnan(table).any():
+        raise ValueError(_bad_logits(positions, logits))
+    return Candidates(positions, tokens[:count].cpu().numpy(), table[0], table[1])
+
+
+def _bad_logits(positions: Int64[np.ndarray, " m"], logits: Float[Tensor, "m V"]) -> str:
+    bad = torch.isnan(logits) | (logits == torch.inf)
+    bad |= ~torch.isfinite(logits).any(dim=-1, keepdim=True)
+    rows = np.flatnonzero(bad.any(dim=-1)[: len(positions)].cpu().numpy())
+    named = ", ".join(str(int(positions[r])) for r in rows) or "unknown"
+    return f"the target gave NaN or infinite logits (block position {named}); the checkpoint or its dtype is broken"
+
+
+def select(candidates: Candidates, rule: UnmaskRule) -> Int64[np.ndarray, " k"]:
+    """Return the indices into `candidates` that the rule commits, best first; ties go to the lower position."""
+    if rule.select == "left_to_right":
+        return np.arange(min(rule.num_per_step, len(candidates.positions)))
+    order = np.argsort(-candidates.rank, kind="stable")
+    if rule.select == "top":
+        return order[: rule.num_per_step]
+    threshold = np.float32(_round(torch.tensor(rule.threshold, dtype=torch.float32), rule.resolution).item())
+    above = candidates.natural > threshold if rule.strict else candidates.natural >= threshold
+    if rule.select == "threshold":
+        return order[above[order]] if above.any() else order[:1]
+    return np.flatnonzero(above)[:1] if above.any() else order[:1]
+
+
+def step_noise(
+    state: BlockState, positions: Int64[np.ndarray, " m"], vocab_size: int, sampling: Sampling, noise: CoupledNoise
+) -> Float[Tensor, "m V"] | None:
+    """Return the noise that `state`'s transition uses at `positions`; None at temperature 0."""
+    return None if sampling.temperature == 0 else noise.rows(state.block, state.step, positions, vocab_size)
+
+
+def denoise(
+    state: BlockState, logits: Float[Tensor, "m V"], rule: UnmaskRule, sampling: Sampling, noise: CoupledNoise
+) -> Transition:
+    """Apply one transition F to `state`, given the target's logits for its masked positions in ascending order."""
+    drawn = step_noise(state, state.masked, logits.shape[-1], sampling, noise)
+    candidates = propose(state.masked, logits, rule, sampling, drawn)
+    return commit(state, candidates, rule)
+
+
+def commit(state: BlockState, candidates: Candidates, rule: UnmaskRule) -> Transition:
+    """Commit what the rule selects among `candidates`, which must cover the state's masked positions."""
+    chosen = select(candidates, rule)
+    positions, tokens = candidates.positions[chosen], candidates.tokens[chosen]
+    return Transition(state, state.commit(positions, tokens), positions, tokens, candidates)

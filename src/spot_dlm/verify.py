@@ -1,0 +1,56 @@
+"""Verification: replay the target's own transitions along a draft graph and keep what it would have done anyway.
+
+`accept` is the walk of method.md section 4; a drafter can only decide how far one pass gets, never what is visited. Knows nothing
+of targets and drafters.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from spot_dlm.draft_graph import DraftGraph
+from spot_dlm.state import BlockState
+from spot_dlm.transition import Transition
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What one pass proved: its transitions (at least one), and the logits that the last visited state was given."""
+
+    transitions: list[Transition]
+    logits: Float[Tensor, "m V"]
+
+    @property
+    def state(self) -> BlockState:
+        """The certain next state."""
+        return self.transitions[-1].state
+
+
+def accept(
+    graph: DraftGraph,
+    root: BlockState,
+    logits_of: Callable[[int], Float[Tensor, "m V"]],
+    step: Callable[[BlockState, Float[Tensor, "m V"]], Transition],
+    is_final: Callable[[BlockState], bool],
+) -> Acceptance:
+    """Walk from the root: apply F to the current node, move to the node that equals the result, stop where there is none.
+
+    Args:
+        graph: guesses; node 0 is `root`.
+        logits_of: logits of a node's masked positions, as the target gave them in this pass.
+        step: F with its rule, sampling and noise bound.
+        is_final: whether decoding of the block ends with a state.
+    """
+    node, state = 0, root
+    transitions: list[Transition] = []
+    while True:
+        logits = logits_of(node)
+        transition = step(state, logits)
+        transitions.append(transition)
+        state = transition.state
+        following = None if is_final(state) else graph.find(state)
+        if following is None:
+            return Acceptance(transitions, logits)
+        node = following

@@ -1,0 +1,147 @@
+"""Training batches of the block-diffusion objective: clean copy, two complementary noised copies, masks and weights.
+
+Layout of a row: [clean S][noised view A, answer blocks][noised view B, answer blocks]. The clean copy attends block-causally to
+itself (blocks from absolute position 0, prompt included); a noised block attends to the clean blocks before it and to itself.
+Every batch is a pure function of (seed, index), so a resumed run sees the same data.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from zoo.families import Sample, stream
+from zoo.tokenizer import END_OF_TEXT, MASK, TURN_END, TURN_START
+
+PAD_END_WEIGHT = 0.25  # weight of the end tokens that fill the last block after the first one
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One sample as ids: prompt with its turn tokens, answer without the end token."""
+
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    family: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tensors of one optimisation step; `targets`, `weights` and `families` belong to the masked rows only."""
+
+    ids: Tensor
+    positions: Tensor
+    mask: Tensor
+    rows: Tensor
+    targets: Tensor
+    weights: Tensor
+    families: list[str]
+    num_tokens: int
+
+
+def encode(tokenizer: Tokenizer, sample: Sample) -> Encoded:
+    """Encode a sample in the chat layout of the shipped tokenizer; sample text never yields special ids."""
+    start, end = (cast(int, tokenizer.token_to_id(t)) for t in (TURN_START, TURN_END))
+    tokenizer.encode_special_tokens = True
+    prompt = tokenizer.encode(sample.prompt, add_special_tokens=False).ids
+    answer = tokenizer.encode(sample.answer, add_special_tokens=False).ids
+    return Encoded((start, *prompt, end), tuple(answer), sample.family)
+
+
+def pools(
+    tokenizer: Tokenizer,
+    weights: dict[str, float],
+    seed: int,
+    batch_rows: int,
+    pool_batches: int,
+    start: int,
+) -> Iterator[list[Encoded]]:
+    """Yield lists of samples of similar length, `batch_rows` each; batch number `start` comes first."""
+    pool_index, skip = divmod(start, pool_batches)
+    while True:
+        source = stream(seed * 1_000_003 + pool_index, "train", weights)
+        encoded = [encode(tokenizer, next(source)) for _ in range(batch_rows * pool_batches)]
+        encoded.sort(key=lambda e: len(e.prompt_ids) + 3 * len(e.answer_ids))
+        order = np.random.default_rng((seed, pool_index)).permutation(pool_batches)
+        for batch in order[skip:]:
+            yield encoded[batch * batch_rows : (batch + 1) * batch_rows]
+        pool_index, skip = pool_index + 1, 0
+
+
+def choose_masked(num: int, rng: np.random.Generator) -> np.ndarray:
+    """Choose the masked positions of one block view: a uniform count, the full block in one of six draws."""
+    count = num if rng.random() < 1 / 6 else int(rng.integers(1, num + 1))
+    masked = np.zeros(num, dtype=bool)
+    masked[rng.permutation(num)[:count]] = True
+    return masked
+
+
+def build(
+    tokenizer: Tokenizer,
+    samples: Sequence[Encoded],
+    block_length: int,
+    rng: np.random.Generator,
+) -> Batch:
+    """Build the tensors of one step for samples at one block length; each block view's loss is a mean over its masked rows."""
+    end, mask_id = (cast(int, tokenizer.token_to_id(t)) for t in (END_OF_TEXT, MASK))
+    lengths = [-(-(len(s.prompt_ids) + len(s.answer_ids) + 1) // block_length) * block_length for s in samples]
+    starts = [len(s.prompt_ids) // block_length * block_length for s in samples]
+    clean = max(lengths)
+    noised = max(length - start for length, start in zip(lengths, starts, strict=True))
+    total = clean + 2 * noised
+    ids = np.full((len(samples), total), end, dtype=np.int64)
+    positions = np.zeros((len(samples), total), dtype=np.int64)
+    positions[:, :clean] = np.arange(clean)
+    view = np.zeros((len(samples), total), dtype=np.int64)
+    view[:, clean : clean + noised], view[:, clean + noised :] = 1, 2
+    valid = np.zeros((len(samples), total), dtype=bool)
+    weights = np.zeros((len(samples), total), dtype=np.float32)
+    targets = np.zeros((len(samples), total), dtype=np.int64)
+    for row, (sample, length, start) in enumerate(zip(samples, lengths, starts, strict=True)):
+        prompt, answer = len(sample.prompt_ids), len(sample.answer_ids)
+        tokens = np.full(length, end, dtype=np.int64)
+        tokens[: prompt + answer] = sample.prompt_ids + sample.answer_ids
+        ids[row, :length], valid[row, :length] = tokens, True
+        for offset in (clean, clean + noised):
+            span = slice(offset, offset + length - start)
+            ids[row, span], targets[row, span] = tokens[start:], tokens[start:]
+            positions[row, span], valid[row, span] = np.arange(start, length), True
+        for block in range(start, length, block_length):
+            first = max(block, prompt)
+            masked = choose_masked(block + block_length - first, rng)
+            importance = np.where(
+                np.arange(first, block + block_length) <= prompt + answer,
+                1.0,
+                PAD_END_WEIGHT,
+            )
+            for offset, chosen in ((clean, masked), (clean + noised, ~masked)):
+                at = offset - start + first + np.flatnonzero(chosen)
+                if len(at):
+                    ids[row, at] = mask_id
+                    weights[row, at] = importance[chosen] / len(at)
+    block_of = positions // block_length
+    same_view = view[:, :, None] == view[:, None, :]
+    to_clean = view[:, None, :] == 0
+    allowed = np.where(
+        view[:, :, None] == 0,
+        to_clean & (block_of[:, None, :] <= block_of[:, :, None]),
+        (to_clean & (block_of[:, None, :] < block_of[:, :, None]))
+        | (same_view & (block_of[:, None, :] == block_of[:, :, None])),
+    )
+    allowed &= valid[:, None, :]
+    allowed |= np.eye(total, dtype=bool)  # a padding row attends to itself, so that no row is empty
+    rows = np.flatnonzero(weights.reshape(-1))
+    return Batch(
+        ids=torch.from_numpy(ids),
+        positions=torch.from_numpy(positions),
+        mask=torch.from_numpy(allowed[:, None]),
+        rows=torch.from_numpy(rows),
+        targets=torch.from_numpy(targets.reshape(-1)[rows]),
+        weights=torch.from_numpy(weights.reshape(-1)[rows]),
+        families=[samples[r // total].family for r in rows],
+        num_tokens=sum(lengths),
+    )
