@@ -51,9 +51,9 @@ def sdar_config(config: ModelConfig, tokenizer: Tokenizer, block_length: int) ->
     }
 
 
-def export(run: Path, out: Path, block_length: int) -> None:
+def export(run: Path, out: Path, block_length: int, weights_file: str = "checkpoint.pt") -> None:
     """Write the folder under a temporary name, then move its files into place."""
-    stored = torch.load(run / "checkpoint.pt", map_location="cpu", weights_only=True)
+    stored = torch.load(run / weights_file, map_location="cpu", weights_only=True)
     tokenizer = Tokenizer.from_file(str(run / "tokenizer.json"))
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -88,8 +88,9 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="folder of zoo.train")
     parser.add_argument("--out", type=Path, required=True, help="folder of the exported checkpoint")
     parser.add_argument("--block-length", type=int, default=16, help="block length written to config.json")
+    parser.add_argument("--weights", default="checkpoint.pt", help="file inside the run, e.g. step-3000.pt")
     args = parser.parse_args()
-    export(args.run, args.out, args.block_length)
+    export(args.run, args.out, args.block_length, args.weights)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def train(args: argparse.Namespace) -> None:
             optimizer.step()
         step += 1
         tokens_seen += batch.num_tokens
-        if step % 10 == 0:
+        if step % 5 == 0:
             values = token_loss.detach().cpu().numpy()
             families = np.array(batch.families)
             for family in set(batch.families):
@@ -148,6 +148,9 @@ def train(args: argparse.Namespace) -> None:
                 "seed": args.seed,
             }
             save(checkpoint, payload)
+        if step % args.keep_every == 0 or step == args.steps:
+            kept = {"model": model.state_dict(), "step": step, "tokens_seen": tokens_seen, "config": config.to_dict()}
+            save(out / f"step-{step}.pt", kept)
 
 
 def main() -> None:
@@ -161,7 +164,8 @@ def main() -> None:
     parser.add_argument("--adam-lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-every", type=int, default=50)
-    parser.add_argument("--save-every", type=int, default=250)
+    parser.add_argument("--save-every", type=int, default=100, help="steps between resumable checkpoints")
+    parser.add_argument("--keep-every", type=int, default=1000, help="steps between weights that are kept for the accuracy curve")
     train(parser.parse_args())
 
 

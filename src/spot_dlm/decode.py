@@ -228,23 +228,28 @@ def _decode_block(seq: _Sequence, prefix: Prefix, state: BlockState, drafter: Dr
         counts.draft_s += perf_counter() - clock
 
 
-def stream(target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None) -> Iterator[str]:
-    """Yield the text block by block, as it becomes stable; the pieces joined are the result's text."""
+def stream(
+    target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None
+) -> Iterator[str]:
+    """Yield text as soon as it is stable: the run of committed positions from the left; the pieces joined are the result's text."""
     params = params or DecodeParams()
-    done, ids = "", []
+    tokens: dict[int, int] = {}
+    ids: list[int] = []
+    following, done = -1, ""
     for event in decode_steps(target, prompt, drafter, params):
-        if isinstance(event, Finished):
-            yield event.result.text[len(done) :]
+        if isinstance(event, BlockStarted) and following < 0:
+            following = event.start + int(event.state.masked[0])
         elif isinstance(event, Pass):
-            ids += event.committed
-        elif isinstance(event, BlockFinished):
-            tokens = [c.token for c in sorted(ids, key=lambda c: c.position)]
-            stop = next((i for i, t in enumerate(tokens) if t in target.spec.stop_ids), len(tokens))
-            text = target.decode(tokens[: min(stop, params.max_new_tokens)])
-            stable = text.rstrip("\N{REPLACEMENT CHARACTER}")  # a character whose bytes straddle the block edge
-            if len(stable) > len(done) and stable.startswith(done):
-                yield stable[len(done) :]
-                done = stable
+            tokens |= {c.position: c.token for c in event.committed}
+            while tokens.get(following, -1) not in target.spec.stop_ids | {-1} and len(ids) < params.max_new_tokens:
+                ids.append(tokens[following])
+                following += 1
+            text = target.decode(ids).rstrip("\N{REPLACEMENT CHARACTER}")  # a character whose bytes are not all there yet
+            if len(text) > len(done) and text.startswith(done):
+                yield text[len(done) :]
+                done = text
+        elif isinstance(event, Finished):
+            yield event.result.text[len(done) :]
 
 
 def generate(target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None) -> Result:

@@ -1,0 +1,64 @@
+"""Measure exact answers on the held-out prompts under standard decoding at T = 0, and write the accuracy table.
+
+    python -m zoo.evaluate --model shipped --out results/accuracy.json
+
+Decodes with the chain drafter: the answers are those of standard decoding, in fewer passes.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import spot_dlm as spot
+from spot_dlm.tasks import FAMILY_TASKS, SPLITS, grade, load_prompts
+
+
+def accuracy(
+    target: spot.Target, task: str, split: str, limit: int, params: spot.DecodeParams, examples: int = 0
+) -> dict[str, Any]:
+    """Return the share of right answers of one task and split, and the first wrong ones."""
+    right, wrong = 0, []
+    prompts = load_prompts(task, split, limit)
+    for prompt in prompts:
+        text = spot.generate(target, prompt.prompt, spot.Chain(), params).text
+        ok = bool(grade(prompt, text))
+        right += ok
+        if not ok:
+            wrong.append({"prompt": prompt.prompt, "expected": prompt.answer, "answer": text})
+    row = {"task": task, "split": split, "block_length": params.block_length, "prompts": len(prompts), "right": right}
+    return row | {"accuracy": round(right / len(prompts), 4), "wrong": wrong[:examples]}
+
+
+def main() -> None:
+    """Evaluate the requested tasks and print one line each; the last line of stdout is the JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="shipped")
+    parser.add_argument("--out", type=Path, help="JSON file")
+    parser.add_argument("--task", action="append", choices=FAMILY_TASKS, help="repeatable; default: all")
+    parser.add_argument("--split", action="append", choices=SPLITS, help="repeatable; default: both")
+    parser.add_argument("--block-length", action="append", type=int, help="repeatable; default: 16 and 32")
+    parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--examples", type=int, default=0, help="wrong answers to keep for each row")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    target = spot.load_target(args.model)
+    rows = []
+    for block_length in args.block_length or (16, 32):
+        params = spot.DecodeParams(max_new_tokens=128, block_length=block_length)
+        for task in args.task or FAMILY_TASKS:
+            for split in args.split or SPLITS:
+                row = accuracy(target, task, split, args.limit, params, args.examples)
+                print(f"L={block_length} {task} {split}: {row['right']}/{row['prompts']}", flush=True)
+                rows.append(row)
+    document = {"model": args.model, "command": "python -m zoo.evaluate", "temperature": 0, "rows": rows}
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()
