@@ -1,0 +1,40 @@
+"""Packaged prompts and graders: every reference answer passes its own check, wrong answers do not."""
+
+import pytest
+
+from spot_dlm.tasks import FAMILY_TASKS, SPLITS, TASKS, TaskPrompt, grade, load_prompts
+
+
+@pytest.mark.parametrize("task", FAMILY_TASKS)
+@pytest.mark.parametrize("split", SPLITS)
+def test_reference_answers_pass(task, split):
+    prompts = load_prompts(task, split)
+    assert len({p.id for p in prompts}) == len(prompts) >= 50
+    for prompt in prompts[:: 1 if task != "python" else 20]:
+        assert grade(prompt, prompt.answer) is True, prompt
+        assert grade(prompt, prompt.answer + "x") is False, prompt
+        assert grade(prompt, "") is False
+
+
+def test_human_eval_prompts():
+    prompts = load_prompts("humaneval")
+    assert len(prompts) == 164 and grade(prompts[0], prompts[0].answer) is None
+
+
+def test_python_answers_are_run_with_a_time_limit(monkeypatch):
+    monkeypatch.setattr("spot_dlm.tasks._PYTHON_TIMEOUT_S", 0.5)
+    prompt = TaskPrompt("t", "python", "def f(x):", "    return x", {"kind": "python", "tests": ["assert f(1) == 1"]})
+    assert grade(prompt, "    return x") is True
+    assert grade(prompt, "    while True: pass") is False
+    assert grade(prompt, "    return 2") is False
+
+
+@pytest.mark.parametrize("arguments", [("sudoku", "heldout_values"), ("json", "train")])
+def test_unknown_names_are_listed(arguments):
+    with pytest.raises(ValueError, match="choose one of"):
+        load_prompts(*arguments)
+
+
+def test_limit_keeps_the_order():
+    assert load_prompts("json", limit=3) == load_prompts("json")[:3]
+    assert set(FAMILY_TASKS) < set(TASKS)
