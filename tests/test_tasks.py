@@ -10,6 +10,9 @@ from spot_dlm.tasks import FAMILY_TASKS, SPLITS, TASKS, TaskPrompt, grade, load_
 def test_reference_answers_pass(task, split):
     prompts = load_prompts(task, split)
     assert len({p.id for p in prompts}) == len(prompts) >= 50
+    if task == "stdlib":  # free text
+        assert all(grade(p, p.answer) is None for p in prompts)
+        return
     for prompt in prompts[:: 1 if task != "python" else 20]:
         assert grade(prompt, prompt.answer) is True, prompt
         assert grade(prompt, prompt.answer + "x") is False, prompt

@@ -92,7 +92,7 @@ def _run(folder: Path, steps: int) -> dict[str, torch.Tensor]:
     folder.mkdir(exist_ok=True)
     shutil.copy(SHIPPED / "tokenizer.json", folder / "tokenizer.json")
     defaults = {"muon_lr": 0.02, "adam_lr": 4e-3, "seed": 1, "log_every": 2, "keep_every": 1000}
-    args = argparse.Namespace(out=str(folder), steps=steps, decay_steps=2, batch_rows=2, save_every=2, **defaults)
+    args = argparse.Namespace(out=str(folder), steps=steps, batch_rows=2, save_every=2, **defaults)
     train.train(args)
     stored = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert stored["step"] == steps

@@ -5,7 +5,7 @@ itself (blocks from absolute position 0, prompt included); a noised block attend
 Every batch is a pure function of (seed, index), so a resumed run sees the same data.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -53,17 +53,15 @@ def encode(tokenizer: Tokenizer, sample: Sample) -> Encoded:
 
 
 def pools(
-    tokenizer: Tokenizer,
-    weights: dict[str, float],
-    seed: int,
-    batch_rows: int,
-    pool_batches: int,
-    start: int,
+    tokenizer: Tokenizer, weights_at: Callable[[int], dict[str, float]], seed: int, batch_rows: int, pool_batches: int, start: int
 ) -> Iterator[list[Encoded]]:
-    """Yield lists of samples of similar length, `batch_rows` each; batch number `start` comes first."""
+    """Yield lists of samples of similar length, `batch_rows` each; batch number `start` comes first.
+
+    `weights_at` gives the mixture of families at a step; a pool takes that of its first one.
+    """
     pool_index, skip = divmod(start, pool_batches)
     while True:
-        source = stream(seed * 1_000_003 + pool_index, "train", weights)
+        source = stream(seed * 1_000_003 + pool_index, "train", weights_at(pool_index * pool_batches))
         encoded = [encode(tokenizer, next(source)) for _ in range(batch_rows * pool_batches)]
         encoded.sort(key=lambda e: len(e.prompt_ids) + 3 * len(e.answer_ids))
         order = np.random.default_rng((seed, pool_index)).permutation(pool_batches)
@@ -78,6 +76,15 @@ def choose_masked(num: int, rng: np.random.Generator) -> np.ndarray:
     masked = np.zeros(num, dtype=bool)
     masked[rng.permutation(num)[:count]] = True
     return masked
+
+
+def results(tokenizer: Tokenizer, ids: Sequence[int]) -> np.ndarray:
+    """Return which ids are digits of a result: those that follow an equals sign directly."""
+    tokens = [tokenizer.id_to_token(i) for i in ids]
+    found = np.zeros(len(tokens), dtype=bool)
+    for i in range(1, len(tokens)):
+        found[i] = tokens[i].isdigit() and (tokens[i - 1] == "=" or found[i - 1])
+    return found
 
 
 def build(
@@ -110,15 +117,21 @@ def build(
             span = slice(offset, offset + length - start)
             ids[row, span], targets[row, span] = tokens[start:], tokens[start:]
             positions[row, span], valid[row, span] = np.arange(start, length), True
+        asked = results(tokenizer, sample.answer_ids) if sample.family == "facts" else None
         for block in range(start, length, block_length):
             first = max(block, prompt)
             masked = choose_masked(block + block_length - first, rng)
+            other = ~masked
+            if asked is not None:  # one view with nothing but results masked: everything they follow from is visible
+                inside = asked[first - prompt : block + block_length - prompt]
+                other = np.zeros_like(masked)
+                other[: len(inside)] = inside
             importance = np.where(
                 np.arange(first, block + block_length) <= prompt + answer,
                 1.0,
                 PAD_END_WEIGHT,
             )
-            for offset, chosen in ((clean, masked), (clean + noised, ~masked)):
+            for offset, chosen in ((clean, masked), (clean + noised, other)):
                 at = offset - start + first + np.flatnonzero(chosen)
                 if len(at):
                     ids[row, at] = mask_id

@@ -1,17 +1,31 @@
 """Lossless speculative decoding for diffusion language models: the tokens of plain decoding in fewer target passes.
 
-import spot_dlm as spot
-target = spot.load_target()
-result = spot.generate(target, "To JSON: Anna Berg, 34, lives in Oslo.", spot.Chain())
+    import spot_dlm as spot
+    target = spot.load_target()
+    result = spot.generate(target, "To JSON: Anna Berg, 34, lives in Oslo.", spot.Chain())
+
+The names below are imported when first used, so that the command line starts without waiting for torch.
 """
 
-from spot_dlm.decode import Finished, Pass, Result, decode_steps, generate, stream
-from spot_dlm.drafters import Chain, LeftToRight, Root, build_drafter
-from spot_dlm.interfaces import DecodeParams, Drafter, Target
-from spot_dlm.targets import load_target
-from spot_dlm.transition import Sampling, UnmaskRule
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spot_dlm.decode import Finished, Pass, Result, decode_steps, generate, stream
+    from spot_dlm.drafters import Chain, LeftToRight, Root, build_drafter
+    from spot_dlm.interfaces import DecodeParams, Drafter, Target
+    from spot_dlm.targets import load_target
+    from spot_dlm.transition import Sampling, UnmaskRule
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "decode": ("Finished", "Pass", "Result", "decode_steps", "generate", "stream"),
+    "drafters": ("Chain", "LeftToRight", "Root", "build_drafter"),
+    "interfaces": ("DecodeParams", "Drafter", "Target"),
+    "targets": ("load_target",),
+    "transition": ("Sampling", "UnmaskRule"),
+}
 
 __all__ = [
     "Chain",
@@ -31,3 +45,14 @@ __all__ = [
     "load_target",
     "stream",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"spot_dlm.{module}"), name)
+    raise AttributeError(f"module 'spot_dlm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

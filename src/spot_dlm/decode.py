@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from spot_dlm.draft_graph import DraftGraph
-from spot_dlm.interfaces import DecodeParams, DraftContext, Drafter, Prefix, Target
+from spot_dlm.interfaces import DecodeParams, DraftContext, Drafter, Prefix, Target, TargetSpec
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.state import BlockState
 from spot_dlm.stats import Counts
@@ -113,17 +113,13 @@ class _Sequence:
             return False
         known = state.canvas[: state.masked[0]]
         start = state.block * self.block_length
-        return any(
-            int(token) in self.target.spec.stop_ids and start + i >= len(self.prompt_ids) for i, token in enumerate(known)
-        )
+        return any(int(token) in self.target.spec.stop_ids and start + i >= len(self.prompt_ids) for i, token in enumerate(known))
 
     def record(self, transition: Transition, decode_pass: int) -> list[Committed]:
         """Append a transition's commits to the order; the mask token never leaves the decoder."""
         state, start = transition.before, transition.before.block * self.block_length
         if self.target.spec.mask_token_id in transition.tokens:
-            raise RuntimeError(
-                f"the mask token was committed in block {state.block}, step {state.step}: the target must exclude it"
-            )
+            raise RuntimeError(f"the mask token was committed in block {state.block}, step {state.step}: the target must exclude it")
         pairs = zip(transition.positions.tolist(), transition.tokens.tolist(), strict=True)
         commits = [Committed(start + p, t, state.block, state.step, decode_pass) for p, t in pairs]
         self.order += commits
@@ -142,27 +138,26 @@ class _Sequence:
         return Result(ids, self.order, reason, self.counts, self.target.decode(ids), self.prompt_ids)
 
 
-def _begin(target: Target, prompt: str | Sequence[int], params: DecodeParams) -> _Sequence:
-    spec = target.spec
-    ids = target.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+def check_prompt(spec: TargetSpec, prompt_ids: Sequence[int], params: DecodeParams) -> None:
+    """Check that a prompt can be decoded: not empty, ids in range, within the context once rounded up to whole blocks.
+
+    Raises:
+        ValueError: with the numbers.
+    """
     length = params.block_length or spec.block_length
-    if not ids:
+    if not prompt_ids:
         raise ValueError("the prompt is empty; give at least one token")
-    if min(ids) < 0 or max(ids) >= spec.vocab_size:
+    if min(prompt_ids) < 0 or max(prompt_ids) >= spec.vocab_size:
         raise ValueError(f"prompt ids must lie in 0..{spec.vocab_size - 1}")
-    total = -(-(len(ids) + params.max_new_tokens) // length) * length
+    total = -(-(len(prompt_ids) + params.max_new_tokens) // length) * length
     if total > spec.max_length:
         raise ValueError(
-            f"prompt of {len(ids)} tokens + max_new_tokens={params.max_new_tokens}, rounded up to blocks of {length}, is {total}; "
+            f"prompt of {len(prompt_ids)} tokens + max_new_tokens={params.max_new_tokens}, rounded up to blocks of {length}, is {total}; "
             f"the target's context holds {spec.max_length}"
         )
-    noise = CoupledNoise(params.sampling.seed, params.sequence, params.rule.noise_step, spec.device)
-    return _Sequence(target, params, ids, length, noise)
 
 
-def decode_steps(
-    target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None
-) -> Iterator[Event]:
+def decode_steps(target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None) -> Iterator[Event]:
     """Decode one prompt and yield what happens; the last event is `Finished`.
 
     Args:
@@ -174,13 +169,28 @@ def decode_steps(
     Raises:
         ValueError: for an empty prompt, one that does not fit the context, NaN logits or a malformed draft graph.
     """
-    began = perf_counter()
-    seq = _begin(target, prompt, params or DecodeParams())
-    length, counts = seq.block_length, seq.counts
+    params = params or DecodeParams()
+    clock = perf_counter()
+    ids = target.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+    check_prompt(target.spec, ids, params)
+    noise = CoupledNoise(params.sampling.seed, params.sequence, params.rule.noise_step, target.spec.device)
+    seq = _Sequence(target, params, ids, params.block_length or target.spec.block_length, noise)
+    for event in _decode_blocks(seq, drafter):
+        seq.counts.total_s += perf_counter() - clock
+        yield event  # what the observer does meanwhile is not decoding time
+        clock = perf_counter()
+    seq.counts.total_s += perf_counter() - clock
+    yield Finished(seq.result())
+
+
+def _decode_blocks(seq: _Sequence, drafter: Drafter) -> Iterator[BlockStarted | Pass | BlockFinished]:
+    """Prefill the prompt's whole blocks, then decode block after block until an end token or the limit."""
+    target, length, counts = seq.target, seq.block_length, seq.counts
     num_prefilled = len(seq.prompt_ids) // length * length
+    clock = perf_counter()
     prefix = target.prefill(np.array(seq.prompt_ids[:num_prefilled], dtype=np.int64), length)
     counts.nfe_prefill = int(num_prefilled > 0)
-    counts.target_s += perf_counter() - began
+    counts.target_s += perf_counter() - clock
     tail = seq.prompt_ids[num_prefilled:]
     last_block = (len(seq.prompt_ids) + seq.params.max_new_tokens - 1) // length
     for block in range(num_prefilled // length, last_block + 1):
@@ -193,13 +203,11 @@ def decode_steps(
         tail = []
         yield BlockFinished(state, block * length)
         if seq.first_stop() is not None or block == last_block:
-            break
+            return
         clock = perf_counter()
         target.commit(prefix, state.canvas)
         counts.nfe_commit += 1
         counts.target_s += perf_counter() - clock
-    counts.total_s = perf_counter() - began
-    yield Finished(seq.result())
 
 
 def _decode_block(seq: _Sequence, prefix: Prefix, state: BlockState, drafter: Drafter) -> Iterator[Pass]:
@@ -228,9 +236,7 @@ def _decode_block(seq: _Sequence, prefix: Prefix, state: BlockState, drafter: Dr
         counts.draft_s += perf_counter() - clock
 
 
-def stream(
-    target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None
-) -> Iterator[str]:
+def stream(target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None) -> Iterator[str]:
     """Yield text as soon as it is stable: the run of committed positions from the left; the pieces joined are the result's text."""
     params = params or DecodeParams()
     tokens: dict[int, int] = {}

@@ -54,14 +54,15 @@ class DraftGraph:
         """
         count, length = len(self.canvases), len(root.canvas)
         if self.canvases.ndim != 2 or self.canvases.shape[1] != length or self.canvases.dtype != np.int64:
-            raise ValueError(
-                f"draft graph: canvases must be int64 of shape [N, {length}], got {self.canvases.dtype} {self.canvases.shape}"
-            )
+            raise ValueError(f"draft graph: canvases must be int64 of shape [N, {length}], got {self.canvases.dtype} {self.canvases.shape}")
         if not 1 <= count <= budget:
             raise ValueError(f"draft graph: {count} nodes, the budget allows 1 to {budget} (the certain next state included)")
-        for name in ("steps", "reach", "depths"):
-            if getattr(self, name).shape != (count,):
-                raise ValueError(f"draft graph: {name} must have shape [{count}], got {getattr(self, name).shape}")
+        for name, dtype in (("steps", np.int64), ("reach", np.float64), ("depths", np.int64)):
+            array = getattr(self, name)
+            if array.shape != (count,) or array.dtype != dtype:
+                raise ValueError(f"draft graph: {name} must be {np.dtype(dtype)} of shape [{count}], got {array.dtype} {array.shape}")
+        if self.depths[0] != 0 or (count > 1 and not 1 <= self.depths[1:].min() <= self.depths[1:].max() < count):
+            raise ValueError(f"draft graph: depths must be 0 for node 0 and 1..{max(count - 1, 1)} for guesses")
         if self.block != root.block or int(self.steps[0]) != root.step or not np.array_equal(self.canvases[0], root.canvas):
             raise ValueError("draft graph: node 0 must be the certain next state")
         if self.canvases.min() < MASKED or self.canvases.max() >= vocab_size:

@@ -5,7 +5,7 @@ Anything with these methods works in the loop: a new model is a Target, a new wa
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ class MaskedLogits:
         return self.packed[self.offsets[row] : self.offsets[row + 1]]
 
 
+@runtime_checkable
 class Prefix(Protocol):
     """The target's cache of complete blocks; it changes only in `prefill` and `commit`."""
 
@@ -56,6 +57,7 @@ class Prefix(Protocol):
         """Number of cached tokens, a multiple of the block length."""
 
 
+@runtime_checkable
 class Target(Protocol):
     """A diffusion language model that fills one block after the other."""
 
@@ -102,6 +104,7 @@ class DraftContext:
         return self.last.state
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Guesses future states; whatever it returns, the decoded tokens and their order stay the same."""
 

@@ -91,7 +91,7 @@ class CoupledNoise:
             self._cached_bytes -= values.nbytes
             del self._cache[key]
         values = self._draw(block, step, positions, vocab_size)
-        self._cache[key] = (positions, values)
+        self._cache[key] = (positions.copy(), values)
         self._cached_bytes += values.nbytes
         while self._cached_bytes > _CACHE_BYTES and len(self._cache) > 1:
             self._cached_bytes -= self._cache.popitem(last=False)[1][1].nbytes

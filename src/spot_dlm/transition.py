@@ -24,6 +24,10 @@ Source = Literal["raw", "tempered", "filtered"]
 Resolution = Literal["float32", "bfloat16"]
 
 
+MIN_TEMPERATURE = 1e-4
+"""Below it logits divided by the temperature overflow float32; use 0."""
+
+
 def _require(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(allowed)}")
@@ -78,8 +82,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature={self.temperature} must be finite and at least 0")
+        if not (math.isfinite(self.temperature) and (self.temperature == 0 or self.temperature >= MIN_TEMPERATURE)):
+            raise ValueError(f"temperature={self.temperature} must be finite, and 0 or at least {MIN_TEMPERATURE}")
         if self.top_k < 0:
             raise ValueError(f"top_k={self.top_k} must be at least 0 (0 = off)")
         if not 0 < self.top_p <= 1:
@@ -134,7 +138,7 @@ def filter_logits(logits: Float[Tensor, "m V"], top_k: int, top_p: float) -> Flo
     return torch.empty_like(logits).scatter_(-1, index, ordered)
 
 
-def _round(values: Float[Tensor, " m"], resolution: Resolution) -> Float[Tensor, " m"]:
+def _round(values: Float[Tensor, "..."], resolution: Resolution) -> Float[Tensor, "..."]:
     return values.to(torch.bfloat16).to(torch.float32) if resolution == "bfloat16" else values
 
 
@@ -150,7 +154,7 @@ def measure(
     top_logit = source.gather(-1, top)
     gaps = source - top_logit
     odds = gaps.exp().scatter_(-1, top, 0.0)
-    rest = odds.sum(dim=-1)
+    rest = odds.sum(dim=-1) + gaps.gather(-1, top)[:, 0]  # + 0, or NaN where the top logit is infinite
     logp_top = -torch.log1p(rest)
     if confidence == "probability":
         rank = gaps.gather(-1, tokens[:, None])[:, 0] + logp_top
@@ -179,11 +183,12 @@ def propose(
     Raises:
         ValueError: if a logit is NaN or plus infinity, or a row has no finite logit.
     """
-    count = len(positions)
+    count, logits = len(positions), logits.to(torch.float32)
     if count == 1:  # a lone row would be summed in another order, as a reduction to a scalar
         logits = logits.expand(2, -1)
         noise = None if noise is None else noise.expand(2, -1)
-    tempered = logits / sampling.temperature if sampling.temperature > 0 else logits
+    # a tensor divisor, because CUDA divides by a Python number through its reciprocal, which is not a float32 division
+    tempered = logits / logits.new_full((), sampling.temperature) if sampling.temperature > 0 else logits
     filtered = filter_logits(tempered, sampling.top_k, sampling.top_p)
     tokens = first_argmax(logits if noise is None else filtered - noise)
     if int(tokens.amax()) >= logits.shape[-1]:
@@ -227,9 +232,7 @@ def step_noise(
     return None if sampling.temperature == 0 else noise.rows(state.block, state.step, positions, vocab_size)
 
 
-def denoise(
-    state: BlockState, logits: Float[Tensor, "m V"], rule: UnmaskRule, sampling: Sampling, noise: CoupledNoise
-) -> Transition:
+def denoise(state: BlockState, logits: Float[Tensor, "m V"], rule: UnmaskRule, sampling: Sampling, noise: CoupledNoise) -> Transition:
     """Apply one transition F to `state`, given the target's logits for its masked positions in ascending order."""
     drawn = step_noise(state, state.masked, logits.shape[-1], sampling, noise)
     candidates = propose(state.masked, logits, rule, sampling, drawn)

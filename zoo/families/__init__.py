@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from zoo.families import arithmetic, json_text, python_code, rewrite, stdlib
 from zoo.families.base import MAX_ANSWER, MAX_PROMPT, SPLITS, Family, Sample, Split
@@ -33,7 +34,9 @@ MAX_REPEATS = 5000
 
 
 def sample(family: str, rng: random.Random, split: Split) -> Sample:
-    """Draw one sample of a family."""
+    """Draw one sample of a family, or of a training-only one: rows of arithmetic facts, `facts` with only results masked."""
+    if family in ("drill", "facts") and split == "train":
+        return replace(arithmetic.drill(rng), family=family)
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}, expected one of {SPLITS}")
     if family not in FAMILIES:

@@ -138,8 +138,8 @@ def _fact(rng: random.Random) -> str:
     return f"{a * b}+{carry}={a * b + carry}"
 
 
-def _drill(rng: random.Random) -> Sample:
-    """Draw a row of four to six facts."""
+def drill(rng: random.Random) -> Sample:
+    """Draw a row of four to six facts; drills are for training only."""
     row = [_fact(rng) for _ in range(rng.randint(4, 6))]
     prompt = "Drill: " + " ".join(fact.split("=")[0] for fact in row)
     answer = " ".join(row)
@@ -212,5 +212,5 @@ def _word(rng: random.Random, split: Split) -> Sample:
 def sample(rng: random.Random, split: Split) -> Sample:
     """Draw a drill (training only), a column calculation or a word problem."""
     if split == "train" and rng.random() < DRILL_SHARE:
-        return _drill(rng)
+        return drill(rng)
     return _column(rng, split) if rng.random() < 0.5 else _word(rng, split)

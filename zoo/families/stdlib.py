@@ -10,7 +10,7 @@ import sysconfig
 from functools import lru_cache
 from pathlib import Path
 
-from zoo.families.base import Sample, Split, exact
+from zoo.families.base import Sample, Split
 
 LEAD = "Continue:\n"
 MIN_MODULES = 30
@@ -123,4 +123,4 @@ def sample(rng: random.Random, split: Split) -> Sample:
         prompt = "\n".join(shown[:given])
         answer = "\n".join(shown[given:])
         if len(prompt) <= MAX_PROMPT_TEXT and len(answer) <= MAX_ANSWER_TEXT:
-            return Sample("stdlib", name, LEAD + prompt, answer, exact(answer))
+            return Sample("stdlib", name, LEAD + prompt, answer, {"kind": "none"})

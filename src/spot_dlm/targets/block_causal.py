@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from spot_dlm.interfaces import MaskedLogits, TargetSpec
+from spot_dlm.interfaces import MaskedLogits, Prefix, TargetSpec
 from spot_dlm.state import MASKED
 from spot_dlm.targets.prefix_attention import PrefixCache
 from spot_dlm.targets.text import TextCodec
@@ -58,6 +58,22 @@ class BlockCausalTarget:
         """Return the text of ids; empty for a checkpoint without tokenizer."""
         return "" if self._codec is None else self._codec.decode(token_ids)
 
+    def token_text(self, token_id: int) -> str:
+        """Return the literal text of one id, special or not; empty where the tokenizer has none."""
+        return "" if self._codec is None else self._codec.token_text(token_id)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Layers, hidden and feed-forward size, query and key/value heads of the host."""
+        config = self._model.config
+        return {
+            "layers": config.num_hidden_layers,
+            "hidden": config.hidden_size,
+            "intermediate": config.intermediate_size,
+            "heads": config.num_attention_heads,
+            "kv_heads": config.num_key_value_heads,
+        }
+
     @torch.inference_mode()
     def prefill(self, token_ids: Int64[np.ndarray, " P"], block_length: int) -> PrefixCache:
         """Cache complete prompt blocks, in chunks of whole blocks under a block-causal mask."""
@@ -73,12 +89,12 @@ class BlockCausalTarget:
         return prefix
 
     @torch.inference_mode()
-    def commit(self, prefix: PrefixCache, token_ids: Int64[np.ndarray, " L"]) -> None:
+    def commit(self, prefix: Prefix, token_ids: Int64[np.ndarray, " L"]) -> None:
         """Append one complete block to the cache."""
-        self._write(prefix, token_ids, self._all_visible)
+        self._write(_own(prefix), token_ids, self._all_visible)
 
     @torch.inference_mode()
-    def evaluate(self, prefix: PrefixCache, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
+    def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
         """Return logits (float32) for the masked positions of N canvases; peak memory is that of their masked rows x V."""
         rows, length = canvases.shape
         masked = canvases == MASKED
@@ -86,7 +102,7 @@ class BlockCausalTarget:
         padded = max(rows, self._padded_rows, -(-self._min_tokens // length))
         if padded > rows:
             ids = np.concatenate((ids, np.repeat(ids[:1], padded - rows, axis=0)))
-        hidden = self._hidden(prefix, torch.from_numpy(ids), self._all_visible).flatten(0, 1)
+        hidden = self._hidden(_own(prefix), torch.from_numpy(ids), self._all_visible).flatten(0, 1)
         wanted = np.flatnonzero(masked.reshape(-1))
         count = len(wanted)
         if count < self._min_tokens:
@@ -116,4 +132,11 @@ class BlockCausalTarget:
             prefix=prefix,
             written=written,
         )
-        return out.last_hidden_state  # type: ignore[no-any-return]
+        return out.last_hidden_state
+
+
+def _own(prefix: Prefix) -> PrefixCache:
+    """Narrow the loop's prefix to the cache that `prefill` made."""
+    if not isinstance(prefix, PrefixCache):
+        raise TypeError(f"the prefix must come from this target's prefill, got {type(prefix).__name__}")
+    return prefix

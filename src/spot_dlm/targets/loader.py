@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from spot_dlm.interfaces import TargetSpec
 from spot_dlm.targets import prefix_attention
@@ -80,7 +82,7 @@ def _locate(model: str) -> Path:
     if model == SHIPPED:
         return Path(str(resources.files("spot_dlm") / "shipped" / "target"))
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         if not (path / "config.json").is_file():
             raise ValueError(f"{model}: no config.json there; give the folder of a checkpoint")
         return path
@@ -147,6 +149,7 @@ def _load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torc
             attn_implementation=prefix_attention.NAME,
             local_files_only=True,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
     except Exception as error:
@@ -160,6 +163,23 @@ def _load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torc
             logging.enable_progress_bar()
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[kind]:
-            names = sorted(str(k) for k in report[kind])
+            names = sorted(" ".join(map(str, k)) if isinstance(k, tuple) else str(k) for k in report[kind])
             raise ValueError(f"{folder}: {len(names)} {kind.replace('_', ' ')} in the weights, first {names[0]}")
+    if host_config.hidden_act == "silu":
+        for layer in host.model.layers:
+            layer.mlp.act_fn = _InvariantSiLU()
     return host.eval().requires_grad_(False)
+
+
+class _InvariantSiLU(nn.Module):
+    """SiLU; on a CPU by operations whose vector and scalar forms round alike.
+
+    torch's own rounds the last elements of a buffer (or of a thread's share of it) otherwise, so a row would depend on the pass.
+    """
+
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Apply it."""
+        if x.device.type != "cpu":
+            return nn.functional.silu(x)
+        wide = x.float()
+        return (wide / (1 + torch.exp(-wide))).to(x.dtype)

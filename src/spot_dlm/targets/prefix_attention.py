@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 NAME = "spot_shared_prefix"
+_ALIGNED = 16  # floats in 64 bytes: BLAS rounds small matrices differently where the addresses of two rows' matrices differ in alignment
 
 
 @dataclass
@@ -69,7 +71,9 @@ def shared_prefix_attention(
         written[0].append(key)
         written[1].append(value)
     grouped = query.reshape(rows, heads, query_heads // heads * length, size) * scaling
-    own = grouped @ key.transpose(-1, -2)
+    extra = -length % _ALIGNED
+    own = grouped @ pad(key, (0, 0, 0, extra)).transpose(-1, -2)
+    own[..., length:] = -torch.inf
     cached = prefix.length
     if cached:
         packed = grouped.transpose(0, 1).reshape(heads, -1, size)
@@ -78,10 +82,10 @@ def shared_prefix_attention(
     else:
         scores = own
     if attention_mask.numel() > 1:
-        visible = attention_mask[0, 0].repeat(query_heads // heads, 1)
+        visible = pad(attention_mask[0, 0], (0, extra)).repeat(query_heads // heads, 1)
         scores = scores.masked_fill(~visible, -torch.inf)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
-    out = weights[..., cached:] @ value
+    out = weights[..., cached:].contiguous() @ pad(value, (0, 0, 0, extra))
     if cached:
         packed = weights[..., :cached].transpose(0, 1).reshape(heads, -1, cached)
         out = out + (packed @ prefix.values[layer][:, :cached]).view(heads, rows, -1, size).transpose(0, 1)

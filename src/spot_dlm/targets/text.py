@@ -4,6 +4,7 @@ Knows nothing of weights. Example: `TextCodec.read(folder).encode("Write <|MASK|
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ class TextCodec:
     def __init__(self, tokenizer: Any, use_template: bool = True) -> None:
         self._tokenizer = tokenizer
         self._use_template = use_template and bool(tokenizer.chat_template)
-        self._special_texts = sorted(t.content for t in tokenizer.added_tokens_decoder.values())
+        self._special_texts = sorted((t.content for t in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+        self._special = re.compile("|".join(re.escape(text) for text in self._special_texts)) if self._special_texts else None
 
     @classmethod
     def read(cls, folder: Path, use_template: bool = True) -> "TextCodec | None":
@@ -38,9 +40,8 @@ class TextCodec:
             elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
                 tokenizer = Qwen2Tokenizer(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
                 added = config.get("added_tokens_decoder", {})
-                tokenizer.add_tokens(
-                    [t["content"] for _, t in sorted(added.items(), key=lambda kv: int(kv[0]))], special_tokens=True
-                )
+                for _, token in sorted(added.items(), key=lambda kv: int(kv[0])):
+                    tokenizer.add_tokens([token["content"]], special_tokens=bool(token.get("special", True)))
             else:
                 return None
         except Exception as error:  # the tokenizers library raises bare Exception
@@ -57,6 +58,10 @@ class TextCodec:
         """Return the id of a token's exact text, None if there is none."""
         found = self._tokenizer.get_vocab().get(token)
         return None if found is None else int(found)
+
+    def token_text(self, token_id: int) -> str:
+        """Return the literal text of one id, special or not; empty for an undefined id."""
+        return str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
 
     def encode(self, text: str) -> list[int]:
         """Encode user text inside the chat template; special tokens typed in the text stay ordinary text.
@@ -86,4 +91,7 @@ class TextCodec:
         return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def _plain(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        """Encode piece by piece, the text of every added token cut after its first character, so that none is recognised."""
+        cuts = [0, *(m.start() + 1 for m in self._special.finditer(text))] if self._special else [0]
+        pieces = [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+        return [i for p in pieces for i in self._tokenizer.encode(p, add_special_tokens=False, split_special_tokens=True)]

@@ -1,0 +1,113 @@
+"""The command `spot`: generate, verify, info, demo. Answers go to stdout, progress and errors to stderr.
+
+`main` turns what a user can cause (bad values, missing files, a full disk, ctrl-C) into one line and an exit code; SPOT_DEBUG=1 shows
+the traceback. Exit codes: 0 done, 1 not identical, 2 bad input, 130 interrupted, 141 the reader of stdout went away.
+
+Example: `main(["info", "--json"])`.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated
+
+import torch
+import typer
+
+from spot_dlm import __version__
+from spot_dlm.cli.demo import demo
+from spot_dlm.cli.generate import generate
+from spot_dlm.cli.info import info
+from spot_dlm.cli.verify import verify
+
+app = typer.Typer(
+    name="spot",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (generate, verify, info, demo):
+    app.command()(_command)
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"spot-dlm {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _spot(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Lossless speculative decoding for diffusion language models: the same tokens in fewer passes.
+
+    \b
+    Examples:
+      spot demo
+      spot generate "To JSON: Anna Berg, 34, lives in Oslo." --stats
+      spot verify --task json --limit 5
+      spot info --model JetLM/SDAR-1.7B-Chat
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; see the module for the exit codes."""
+    debug = os.environ.get("SPOT_DEBUG", "") not in ("", "0")
+    try:
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = 141
+        _silence_stdout()
+    except KeyboardInterrupt as stop:
+        code = 130
+        _say(str(stop) or "interrupted")
+    except (ValueError, OSError, torch.OutOfMemoryError, MemoryError) as error:
+        if debug:
+            raise
+        code = 2
+        _say(_one_line(error))
+    if code:
+        _silence_stdout()
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    """Run one command without typer's own error output; usage errors become ValueError."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("spot", arguments or ["--help"]) as context:
+            command.invoke(context)
+    except typer.Exit as done:
+        return done.exit_code
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # click's exceptions, which newer typer versions carry inside
+            raise
+        failed = getattr(error, "ctx", None)
+        where = failed.command_path if failed is not None else "spot"
+        raise ValueError(f"{error.format_message().rstrip('.')} (see '{where} --help')") from error
+    return 0
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _say(message: str) -> None:
+    with suppress(OSError):
+        print(f"spot: {message}", file=sys.stderr, flush=True)
+
+
+def _silence_stdout() -> None:
+    """Point stdout at nothing if it cannot be flushed, so that the interpreter does not complain when it exits."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,216 @@
+"""`spot generate`: decode one prompt, or a file of prompts that an interrupted run continues.
+
+Example: `spot generate --prompts prompts.jsonl --out results.jsonl`.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from spot_dlm.cli import options as o
+from spot_dlm.cli.canvas import Canvas
+from spot_dlm.cli.jsonl import PromptLine, ResultFile, read_prompts
+from spot_dlm.cli.show import progress_bar, provenance, stats_table
+from spot_dlm.decode import Finished, Result, check_prompt, decode_steps
+from spot_dlm.drafters import build_drafter
+from spot_dlm.interfaces import DecodeParams, Drafter, Target
+from spot_dlm.stats import Counts
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt, encoded and checked, with its own parameters."""
+
+    line: PromptLine
+    prompt_ids: list[int]
+    params: DecodeParams
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' or none: read it from stdin.", show_default=False)] = None,
+    prompts: o.PromptsFile = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Append results as JSON lines; a second run continues the file.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Empty the file of --out first.")] = False,
+    samples: Annotated[int, typer.Option("-n", "--samples", help="Samples of every prompt.")] = 1,
+    model: o.Model = "shipped",
+    drafter: o.DrafterName = o.DEFAULT_DRAFTER,
+    nodes: o.Nodes = o.DEFAULT_NODES,
+    temperature: o.Temperature = 0.0,
+    top_p: o.TopP = 1.0,
+    top_k: o.TopK = 0,
+    seed: o.Seed = 0,
+    max_new_tokens: o.MaxNewTokens = o.MAX_NEW_TOKENS,
+    rule: o.Rule = o.DEFAULT_RULE,
+    block_length: o.BlockLength = None,
+    stop: o.StopAt = "block",
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    threads: o.Threads = None,
+    raw: o.Raw = False,
+    strict: o.Strict = 1,
+    stats: Annotated[bool, typer.Option("--stats", help="Print passes, acceptance by depth and seconds on stderr.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the canvas filling in, on stderr.")] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Decode a prompt and print the answer.
+
+    With --prompts, results are JSON lines on stdout, or in the file of --out, written as they finish. The same command with the
+    same --out continues after an interruption: finished prompts are skipped, a half-written last line is removed.
+
+    Every sample has noise of its own: its key is the prompt's number in the file (from 0) times 2^32 plus the sample's number.
+
+    \b
+    Examples:
+      spot generate "To JSON: Anna Berg, 34, lives in Oslo." --stats
+      echo "To JSON: Anna Berg, 34, lives in Oslo." | spot generate --watch
+      spot generate "Compute 17 + 25." --temperature 1 --seed 3 -n 4
+      spot generate --prompts prompts.jsonl --out results.jsonl --nodes 16
+      spot generate "Compute 17 + 25." --rule threshold=0.9 --json
+    """
+    params = o.decode_params(
+        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, rule=rule, max_new_tokens=max_new_tokens, nodes=nodes,
+        block_length=block_length, stop=stop,
+    )  # fmt: skip
+    if samples < 1:
+        raise ValueError(f"-n {samples} must be at least 1")
+    if overwrite and out is None:
+        raise ValueError("--overwrite needs --out")
+    guess = build_drafter(drafter)
+    console = Console(stderr=True)
+    lines = _prompt_lines(prompt, prompts, console)
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))
+    jobs = [prepare(target, line, params) for line in lines]
+    settings = provenance(target, params) | {"drafter": guess.name, "nodes": nodes, "raw": raw, "strict": strict}
+    with ExitStack() as stack:
+        file = None if out is None else stack.enter_context(ResultFile(out, settings, overwrite))
+        run = _Run(target, guess, file, samples, console, watch, quiet=as_json)
+        rows = run.all(jobs, as_lines=prompts is not None)
+    if stats:
+        console.print(stats_table(run.counts))
+    if as_json:
+        summary: dict[str, Any] = {"settings": settings, "counts": run.counts.to_dict(), "skipped": run.num_skipped}
+        print(json.dumps(summary | ({"results": rows} if out is None else {"out": str(out), "done": run.num_done})))
+
+
+def _prompt_lines(prompt: str | None, prompts: Path | None, console: Console) -> list[PromptLine]:
+    """Return the prompts from the argument, the file or stdin."""
+    if prompts is not None:
+        if prompt is not None:
+            raise ValueError("give a prompt or --prompts FILE, not both")
+        return read_prompts(prompts, lambda message: console.print(f"spot: {message}", markup=False, soft_wrap=True))
+    where = "the prompt"
+    if prompt is None or prompt == "-":
+        if sys.stdin is None or sys.stdin.isatty():
+            raise ValueError("no prompt: give one in quotes, a file with --prompts, or text on stdin")
+        where = "stdin"
+        try:
+            prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"stdin is no UTF-8 text ({error})") from error
+    return [PromptLine("prompt", 0, prompt, where, {})]
+
+
+def prepare(target: Target, line: PromptLine, params: DecodeParams) -> Job:
+    """Encode one prompt and check it against the target before anything is decoded.
+
+    Raises:
+        ValueError: naming the prompt and what is wrong with it.
+    """
+    try:
+        own = dict(line.overrides)
+        length = own.pop("max_new_tokens", params.max_new_tokens)
+        params = replace(params, sampling=replace(params.sampling, **own), max_new_tokens=length)
+        if isinstance(line.prompt, str):
+            line.prompt.encode("utf-8")
+        ids = target.encode(line.prompt) if isinstance(line.prompt, str) else line.prompt
+        check_prompt(target.spec, ids, params)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{line.where}: no valid UTF-8 text") from error
+    except ValueError as error:
+        raise ValueError(f"{line.where}: {error}") from error
+    return Job(line, ids, params)
+
+
+class _Run:
+    """Decodes jobs one after the other and hands every result on as soon as it is there."""
+
+    def __init__(
+        self, target: Target, drafter: Drafter, file: ResultFile | None, samples: int, console: Console, watch: bool, quiet: bool
+    ) -> None:
+        self._target, self._drafter, self._file, self._samples = target, drafter, file, samples
+        self._console, self._watch, self._quiet = console, watch, quiet
+        self.counts = Counts()
+        self.num_done = self.num_skipped = 0
+
+    def all(self, jobs: list[Job], as_lines: bool) -> list[dict[str, Any]]:
+        """Decode what is not finished yet; return the rows where no file keeps them."""
+        todo = list(self._todo(jobs))
+        total = len(todo) + self.num_skipped
+        if self.num_skipped:
+            self._console.print(f"spot: {self.num_skipped} of {total} decodes are finished already", highlight=False)
+        rows: list[dict[str, Any]] = []
+        shown = self._console.is_terminal and not self._watch and total > 1
+        try:
+            with progress_bar(self._console, "decoding", total, self.num_skipped, shown) as advance:
+                for job, sample in todo:
+                    row = self._one(job, sample, f"{job.line.id} · sample {sample}" if total > 1 else "")
+                    if self._file is not None:
+                        self._file.append(row)
+                    elif not self._quiet:
+                        self._print(row, as_lines)
+                    else:
+                        rows.append(row)
+                    self.num_done += 1
+                    advance(row["counts"]["tokens"])
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self._farewell(total)) from None
+        return rows
+
+    def _todo(self, jobs: list[Job]) -> Iterator[tuple[Job, int]]:
+        for job in jobs:
+            for sample in range(self._samples):
+                if self._file is not None and self._file.is_finished(job.line, sample):
+                    self.num_skipped += 1
+                else:
+                    yield job, sample
+
+    def _one(self, job: Job, sample: int, title: str) -> dict[str, Any]:
+        params = replace(job.params, sequence=job.line.sequence(sample))
+        result = self._decode(job.prompt_ids, params, title)
+        self.counts = self.counts + result.counts
+        key = "prompt" if isinstance(job.line.prompt, str) else "prompt_ids"
+        row: dict[str, Any] = {"id": job.line.id, "sample": sample, "sequence": params.sequence, key: job.line.prompt, "text": result.text}
+        row |= {"token_ids": result.token_ids, "commit_steps": result.commit_steps, "finish_reason": result.finish_reason}
+        row |= {"num_prompt_tokens": len(job.prompt_ids), "counts": result.counts.to_dict()}
+        return row | ({"overrides": job.line.overrides} if job.line.overrides else {})
+
+    def _decode(self, ids: list[int], params: DecodeParams, title: str) -> Result:
+        with ExitStack() as stack:
+            canvas = stack.enter_context(Canvas(self._target, self._console, title)) if self._watch else None
+            for event in decode_steps(self._target, ids, self._drafter, params):
+                if canvas is not None:
+                    canvas.show(event)
+                if isinstance(event, Finished):
+                    return event.result
+        raise AssertionError("decode_steps ended without a result")
+
+    def _print(self, row: dict[str, Any], as_lines: bool) -> None:
+        if as_lines:
+            print(json.dumps(row, ensure_ascii=False), flush=True)
+        else:
+            print(("\n" if row["sample"] else "") + row["text"], flush=True)
+
+    def _farewell(self, total: int) -> str:
+        done = self.num_done + self.num_skipped
+        if self._file is None:
+            return f"interrupted: {done} of {total} decodes done; --out FILE would let the same command continue"
+        return f"interrupted: {done} of {total} decodes done and kept; run the same command again to continue"

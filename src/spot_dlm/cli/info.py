@@ -1,0 +1,77 @@
+"""`spot info`: what a checkpoint is, what will be used with it, and whether its rows are independent to the bit.
+
+Example: `spot info --model JetLM/SDAR-1.7B-Chat --json`.
+"""
+
+import json
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import spot_dlm
+from spot_dlm.cli import options as o
+from spot_dlm.compare import rows_are_independent
+from spot_dlm.interfaces import Target
+from spot_dlm.targets.block_causal import BlockCausalTarget
+
+
+def info(
+    model: o.Model = "shipped",
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    threads: o.Threads = None,
+    strict: o.Strict = 1,
+    as_json: o.Json = False,
+) -> None:
+    """Show what a model is and what will be used, and check that its rows do not depend on each other.
+
+    The check evaluates random canvases alone and together with others, after no, one and several blocks: only where the logits are
+    the same to the bit is speculative decoding exact without --strict.
+
+    \b
+    Examples:
+      spot info
+      spot info --model ./my-checkpoint --dtype bfloat16 --json
+    """
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, strict=strict))
+    facts = _facts(target)
+    if as_json:
+        print(json.dumps(facts))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for key, value in facts.items():
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(key.replace("_", " "), Text({"True": "yes", "False": "no"}.get(text, text)))
+    Console().print(table, highlight=False)
+
+
+def _facts(target: Target) -> dict[str, Any]:
+    assert isinstance(target, BlockCausalTarget)
+    spec = target.spec
+    return {
+        "model": spec.name,
+        "family": spec.family,
+        "parameters": spec.num_parameters,
+        "sizes": target.sizes,
+        "vocabulary": spec.vocab_size,
+        "block_length": spec.block_length,
+        "context": spec.max_length,
+        "mask_token": {str(spec.mask_token_id): repr(target.token_text(spec.mask_token_id))},
+        "end_tokens": {str(i): repr(target.token_text(i)) for i in sorted(spec.stop_ids)},
+        "dtype": spec.dtype,
+        "device": str(spec.device),
+        "threads": torch.get_num_threads(),
+        "default": {
+            "drafter": o.DEFAULT_DRAFTER,
+            "nodes": o.DEFAULT_NODES,
+            "rule": o.DEFAULT_RULE,
+            "max_new_tokens": o.MAX_NEW_TOKENS,
+        },
+        "rows_independent": rows_are_independent(target),
+        "versions": {"spot": spot_dlm.__version__, "torch": torch.__version__},
+    }

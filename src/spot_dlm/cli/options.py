@@ -1,0 +1,123 @@
+"""Option types that the commands share, and the step from options to a target and DecodeParams.
+
+Knows nothing of what the commands do. Example: `target = open_target("shipped", TargetOptions())`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, get_args
+
+import torch
+import typer
+
+from spot_dlm.drafters import DRAFTERS
+from spot_dlm.interfaces import DecodeParams, Stop, Target
+from spot_dlm.rules import ALLOWED, parse_rule
+from spot_dlm.targets import SHIPPED, load_target
+from spot_dlm.transition import Sampling
+
+DEFAULT_DRAFTER = "chain"
+DEFAULT_NODES = 8
+DEFAULT_RULE = "standard"
+MAX_NEW_TOKENS = 128
+
+_NAMES = " | ".join(DRAFTERS)
+_RULE_HELP = f"Unmask rule: {ALLOWED}."
+_NODES_HELP = "Rows of one target pass, the certain next state included; 1 = standard decoding."
+_DRAFTER_HELP = f"How future states are guessed: {_NAMES}. Never changes the answer."
+
+Model = Annotated[str, typer.Option("--model", help="'shipped', a checkpoint folder or a hub id (owner/name).")]
+DrafterName = Annotated[str, typer.Option("--drafter", help=_DRAFTER_HELP)]
+DrafterNames = Annotated[list[str], typer.Option("--drafter", help=f"{_DRAFTER_HELP} Repeatable; 'all' = all but root.")]
+Nodes = Annotated[int, typer.Option("--nodes", help=_NODES_HELP)]
+NodesList = Annotated[list[int], typer.Option("--nodes", help=f"{_NODES_HELP} Repeatable.")]
+Rule = Annotated[str, typer.Option("--rule", help=_RULE_HELP)]
+Rules = Annotated[list[str], typer.Option("--rule", help=f"{_RULE_HELP} Repeatable.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 = the most probable token.")]
+Temperatures = Annotated[list[float], typer.Option("--temperature", help="0 = the most probable token. Repeatable.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Nucleus filter; 1 = off.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Keep the k most probable tokens; 0 = off.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the noise.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Tokens to return at most.")]
+BlockLength = Annotated[int | None, typer.Option("--block-length", help="Tokens of a block; default: the checkpoint's.")]
+StopAt = Annotated[str, typer.Option("--stop", help="'block' completes the block of the end token, 'prefix' stops at it.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="float32 | bfloat16 | float16; default: float32 on a CPU.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu | cuda | ...; default: an accelerator if there is one.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; default: 1 for the shipped model, else torch's.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Encode the bare prompt, without the chat template.")]
+Strict = Annotated[
+    int, typer.Option("--strict", metavar="ROWS", help="Evaluate every pass at so many rows at least (equal kernels on any device).")
+]
+PromptsFile = Annotated[
+    Path | None,
+    typer.Option("--prompts", metavar="FILE", help='JSONL: {"prompt": str} or {"prompt_ids": [int]} a line, optionally "id", '
+                 '"seed", "temperature", "max_new_tokens".'),
+]  # fmt: skip
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """How a target is loaded; the defaults are the command line's."""
+
+    dtype: str | None = None
+    device: str | None = None
+    threads: int | None = None
+    raw: bool = False
+    strict: int = 1
+
+
+def open_target(model: str, options: TargetOptions) -> Target:
+    """Load a target and set the number of CPU threads.
+
+    Raises:
+        ValueError: for an unknown model, a damaged checkpoint or a bad option.
+    """
+    if options.strict < 1:
+        raise ValueError(f"--strict {options.strict} must be at least 1")
+    if options.threads is not None and options.threads < 1:
+        raise ValueError(f"--threads {options.threads} must be at least 1")
+    if options.device is not None:
+        _check_device(options.device)
+    threads = 1 if options.threads is None and model == SHIPPED else options.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return load_target(model, device=options.device, dtype=options.dtype, use_template=not options.raw, padded_rows=options.strict)
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(1, device=torch.device(name))
+    except Exception as error:  # torch raises RuntimeError, AssertionError and others here
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"--device {name} cannot be used: {reason}") from error
+
+
+def decode_params(
+    *,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    seed: int,
+    rule: str,
+    max_new_tokens: int,
+    nodes: int,
+    block_length: int | None,
+    stop: str,
+) -> DecodeParams:
+    """Validate the decoding options.
+
+    Raises:
+        ValueError: naming the option, the value and what is allowed.
+    """
+    if stop not in get_args(Stop):
+        raise ValueError(f"--stop {stop} is unknown; choose one of {', '.join(get_args(Stop))}")
+    checked: Stop = stop  # type: ignore[assignment]  # one of them, as just checked
+    return DecodeParams(
+        rule=parse_rule(rule),
+        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+        max_new_tokens=max_new_tokens,
+        nodes=nodes,
+        block_length=block_length,
+        stop=checked,
+    )

@@ -1,0 +1,79 @@
+"""What several commands print: the table of counts, the progress bar, the provenance of a result.
+
+Example: `Console(stderr=True).print(stats_table(result.counts))`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import spot_dlm
+from spot_dlm.interfaces import DecodeParams, Target
+from spot_dlm.noise import NOISE_VERSION
+from spot_dlm.rules import describe
+from spot_dlm.stats import Counts
+
+
+def provenance(target: Target, params: DecodeParams) -> dict[str, Any]:
+    """Return what decides the tokens: model, device, versions, rule, sampling, lengths."""
+    spec = target.spec
+    return {
+        "spot": spot_dlm.__version__,
+        "noise": NOISE_VERSION,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "model": spec.name,
+        "num_parameters": spec.num_parameters,
+        "device": str(spec.device),
+        "dtype": spec.dtype,
+        "threads": torch.get_num_threads(),
+        "rule": describe(params.rule),
+        "temperature": params.sampling.temperature,
+        "top_k": params.sampling.top_k,
+        "top_p": params.sampling.top_p,
+        "seed": params.sampling.seed,
+        "max_new_tokens": params.max_new_tokens,
+        "block_length": params.block_length or spec.block_length,
+        "stop": params.stop,
+    }
+
+
+def stats_table(counts: Counts) -> Table:
+    """Return the counts of one or many decodes as a table."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    table.add_row("tokens", f"{counts.tokens} in {counts.sequences} sequence{'s' if counts.sequences != 1 else ''}")
+    table.add_row("nfe", f"{counts.nfe} decoding passes (+ {counts.nfe_prefill} prefill, {counts.nfe_commit} commit)")
+    table.add_row("tpf", f"{counts.tpf:.2f} tokens per decoding pass")
+    table.add_row("acceptance length", f"{counts.acceptance_length:.2f} steps per decoding pass")
+    depths = [f"{d}: {r / n:.0%}" for d, (r, n) in enumerate(zip(counts.reached, counts.offered, strict=True), 1) if n]
+    table.add_row("acceptance by depth", "  ".join(depths) or "nothing drafted")
+    table.add_row("seconds", f"{counts.total_s:.2f} ({counts.tokens / max(counts.total_s, 1e-9):.0f} tokens/s)")
+    total = max(counts.total_s, 1e-9)
+    parts = {"target": counts.target_s, "draft": counts.draft_s, "verify": counts.verify_s}
+    parts["other"] = max(0.0, counts.total_s - sum(parts.values()))
+    table.add_row("time", "  ".join(f"{k} {v / total:.0%}" for k, v in parts.items()) + f"  (host share {counts.host_share:.0%})")
+    return table
+
+
+@contextmanager
+def progress_bar(console: Console, title: str, total: int, completed: int = 0, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show a bar on the console; the function it gives advances by one, with so many tokens more."""
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeRemainingColumn())
+    tokens = 0
+    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+        task = progress.add_task(title, total=total, completed=completed, tokens=0)
+
+        def advance(new_tokens: int) -> None:
+            nonlocal tokens
+            tokens += new_tokens
+            progress.update(task, advance=1, tokens=tokens)
+
+        yield advance

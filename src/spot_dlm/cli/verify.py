@@ -1,0 +1,209 @@
+"""`spot verify`: decode prompts plainly and speculatively and prove that tokens and commit order are identical.
+
+Example: `spot verify --task json --limit 5 --drafter all --nodes 2 --nodes 8 --json`.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from spot_dlm.cli import options as o
+from spot_dlm.cli.generate import Job, prepare
+from spot_dlm.cli.jsonl import PromptLine, read_prompts
+from spot_dlm.cli.show import progress_bar, provenance
+from spot_dlm.compare import Divergence, first_divergence, refine, standard_trajectory, trajectory
+from spot_dlm.drafters import DRAFTERS, build_drafter
+from spot_dlm.interfaces import Drafter, Target
+from spot_dlm.rules import describe
+from spot_dlm.stats import Counts
+
+DEFAULT_LIMIT = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: a prompt under one temperature, rule, drafter and node budget."""
+
+    job: Job
+    drafter: str
+    nodes: int
+    standard: Counts
+    speculative: Counts
+    divergence: Divergence | None
+
+    @property
+    def setting(self) -> tuple[float, str, str, int]:
+        """What a row of the table stands for."""
+        params = self.job.params
+        return params.sampling.temperature, describe(params.rule), self.drafter, self.nodes
+
+
+def verify(
+    model: o.Model = "shipped",
+    drafter: o.DrafterNames = [o.DEFAULT_DRAFTER],  # noqa: B006
+    nodes: o.NodesList = [o.DEFAULT_NODES],  # noqa: B006
+    prompts: o.PromptsFile = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", help="Packaged held-out prompts: a task's name. Repeatable; default: all families.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", help=f"First so many prompts of the file or of each task (default there: {DEFAULT_LIMIT}).")
+    ] = None,
+    temperature: o.Temperatures = [0.0, 1.0],  # noqa: B006
+    rule: o.Rules = [o.DEFAULT_RULE],  # noqa: B006
+    top_p: o.TopP = 1.0,
+    top_k: o.TopK = 0,
+    seed: o.Seed = 0,
+    max_new_tokens: o.MaxNewTokens = o.MAX_NEW_TOKENS,
+    block_length: o.BlockLength = None,
+    stop: o.StopAt = "block",
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    threads: o.Threads = None,
+    raw: o.Raw = False,
+    strict: o.Strict = 1,
+    as_json: o.Json = False,
+) -> None:
+    """Prove that speculative decoding gives the tokens and the commit order of standard decoding.
+
+    Every prompt is decoded plainly (drafter root, one node) once per temperature and rule, and speculatively with every drafter and
+    node budget, with the same seed. Exit code 1 if any divergence is real, not a tie or near-tie (gap below 1e-4).
+
+    JSON keys: cases = number of comparisons (prompt x temperature x rule x drafter x nodes), identical = how many of them are,
+    divergences = those that are not, nfe_standard and nfe_speculative = decoding passes summed over the cases, nfe_reduction = their
+    ratio, rows = the same for every setting, provenance.
+
+    \b
+    Examples:
+      spot verify --limit 2
+      spot verify --task json --drafter all --nodes 2 --nodes 8 --temperature 0 --temperature 1 --json
+      spot verify --prompts prompts.jsonl --rule standard --rule threshold=0.9 --rule bfloat16
+    """
+    grid = [
+        o.decode_params(
+            temperature=t, top_p=top_p, top_k=top_k, seed=seed, rule=r, max_new_tokens=max_new_tokens, nodes=n,
+            block_length=block_length, stop=stop,
+        )
+        for n in nodes for t in temperature for r in rule
+    ]  # fmt: skip
+    reference_grid = list(dict.fromkeys(replace(params, nodes=1) for params in grid))
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit {limit} must be at least 1")
+    names = [d for name in drafter for d in (DRAFTERS if name == "all" else [name]) if name != "all" or d != "root"]
+    drafters = [build_drafter(name) for name in dict.fromkeys(names)]
+    budgets = list(dict.fromkeys(nodes))
+    console = Console(stderr=True)
+    lines = _prompt_lines(prompts, task, limit, console)
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))
+    jobs = [prepare(target, line, params) for line in lines for params in reference_grid]
+    jobs = list({(j.line.index, j.params): j for j in jobs}.values())
+    cases: list[Case] = []
+    try:
+        with progress_bar(console, "verifying", len(jobs) * len(drafters) * len(budgets), shown=console.is_terminal) as advance:
+            for case in _cases(target, jobs, drafters, budgets):
+                cases.append(case)
+                advance(case.speculative.tokens)
+                if case.divergence is not None:
+                    console.print(f"{_name(case)}: {case.divergence}", markup=False, highlight=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted after {len(cases)} comparisons, {_identical(cases)} identical") from None
+    facts = provenance(target, reference_grid[0]) | {"temperature": temperature, "rule": list(rule), "strict": strict, "raw": raw}
+    report = _report(cases, len(lines)) | {"provenance": facts}
+    (console if as_json else Console()).print(_table(report))
+    if as_json:
+        print(json.dumps(report))
+    if any(c.divergence is not None and c.divergence.kind == "real" for c in cases):
+        raise typer.Exit(1)
+
+
+def _prompt_lines(prompts: Path | None, task: list[str] | None, limit: int | None, console: Console) -> list[PromptLine]:
+    """Return the prompts of the file, or the first of every task."""
+    if prompts is not None:
+        if task:
+            raise ValueError("give --prompts FILE or --task NAME, not both")
+        return read_prompts(prompts, lambda message: console.print(f"spot: {message}", markup=False, soft_wrap=True))[:limit]
+    from spot_dlm.tasks import FAMILY_TASKS, load_prompts
+
+    found = [p for name in dict.fromkeys(task or FAMILY_TASKS) for p in load_prompts(name, limit=limit or DEFAULT_LIMIT)]
+    return [PromptLine(p.id, i, p.prompt, f"prompt {p.id}", {}) for i, p in enumerate(found)]
+
+
+def _cases(target: Target, jobs: list[Job], drafters: list[Drafter], budgets: list[int]) -> Iterator[Case]:
+    """Compare; the standard run of a job serves every drafter and budget."""
+    for job in jobs:
+        params = replace(job.params, sequence=job.line.sequence(0))
+        standard = standard_trajectory(target, job.prompt_ids, params)
+        for drafter in drafters:
+            for nodes in budgets:
+                speculative = trajectory(target, job.prompt_ids, drafter, replace(params, nodes=nodes))
+                divergence = first_divergence(standard, speculative, params.rule)
+                if divergence is not None:
+                    divergence = refine(divergence, target, job.prompt_ids, params)
+                yield Case(job, drafter.name, nodes, standard.result.counts, speculative.result.counts, divergence)
+
+
+def _identical(cases: list[Case]) -> int:
+    return sum(c.divergence is None for c in cases)
+
+
+def _name(case: Case) -> str:
+    temperature, rule, drafter, nodes = case.setting
+    return f"{case.job.line.id} (temperature {temperature:g}, rule {rule}, {drafter}, {nodes} nodes)"
+
+
+def _sums(cases: list[Case]) -> dict[str, Any]:
+    standard, speculative = sum(c.standard.nfe for c in cases), sum(c.speculative.nfe for c in cases)
+    return {
+        "cases": len(cases),
+        "identical": _identical(cases),
+        "nfe_standard": standard,
+        "nfe_speculative": speculative,
+        "nfe_reduction": standard / speculative if speculative else 0.0,
+    }
+
+
+def _report(cases: list[Case], num_prompts: int) -> dict[str, Any]:
+    keys = ("temperature", "rule", "drafter", "nodes")
+    settings = list(dict.fromkeys(c.setting for c in cases))
+    rows = [dict(zip(keys, s, strict=True)) | _sums([c for c in cases if c.setting == s]) for s in settings]
+    divergences = [
+        {"id": c.job.line.id, **dict(zip(keys, c.setting, strict=True)), **c.divergence.to_dict()} for c in cases if c.divergence
+    ]
+    return _sums(cases) | {
+        "all_identical": not divergences,
+        "prompts": num_prompts,
+        "divergences": divergences,
+        "rows": rows,
+    }
+
+
+def _table(report: dict[str, Any]) -> Table:
+    """Return the rows as a table with the verdict below."""
+    real = sum(d["kind"] == "real" for d in report["divergences"])
+    verdict = "all identical" if report["all_identical"] else f"{len(report['divergences'])} divergences, {real} real"
+    caption = f"{report['identical']} of {report['cases']} identical: {verdict}; {report['nfe_reduction']:.2f} times fewer passes"
+    table = Table(
+        box=box.SIMPLE,
+        pad_edge=False,
+        collapse_padding=True,
+        title="decoding passes (nfe), standard and speculative",
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        caption_style="bold",
+    )
+    for title in ("T", "rule", "drafter", "nodes", "identical", "standard", "speculative", "fewer"):
+        table.add_column(title, justify="left" if title in ("rule", "drafter") else "right")
+    for row in report["rows"]:
+        table.add_row(
+            f"{row['temperature']:g}", row["rule"], row["drafter"], str(row["nodes"]), f"{row['identical']}/{row['cases']}",
+            str(row["nfe_standard"]), str(row["nfe_speculative"]), f"{row['nfe_reduction']:.2f}x",
+        )  # fmt: skip
+    return table

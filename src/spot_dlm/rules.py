@@ -1,0 +1,96 @@
+"""The text form of an unmask rule, as the command line and result files write it.
+
+A rule is comma-separated parts: a preset (`standard`, `bfloat16`, `ltr`), a flag (`non-strict`) or `key=value`. Knows nothing of commands.
+
+Example: `parse_rule("threshold=0.9,non-strict")` and back: `describe(rule)`.
+"""
+
+import math
+from typing import Any, get_args
+
+from spot_dlm.transition import Confidence, Resolution, Source, UnmaskRule
+
+ALLOWED = (
+    "standard | bfloat16 | ltr | k=INT | threshold=X[,non-strict] | leftmost=X[,non-strict] | "
+    f"confidence={'|'.join(get_args(Confidence))} | source={'|'.join(get_args(Source))} | "
+    f"resolution={'|'.join(get_args(Resolution))} | no-step-noise, joined by commas"
+)
+_FLAGS: dict[str, dict[str, Any]] = {
+    "standard": {},
+    "bfloat16": {"resolution": "bfloat16"},
+    "ltr": {"select": "left_to_right"},
+    "strict": {"strict": True},
+    "non-strict": {"strict": False},
+    "no-step-noise": {"noise_step": False},
+}
+_CHOICES = {"confidence": get_args(Confidence), "source": get_args(Source), "resolution": get_args(Resolution)}
+_THRESHOLDS = {"threshold": "threshold", "leftmost": "leftmost_above"}
+
+
+def parse_rule(text: str) -> UnmaskRule:
+    """Return the rule that `text` describes.
+
+    Raises:
+        ValueError: quoting the part that is wrong and listing what is allowed.
+    """
+    chosen: dict[str, Any] = {}
+    for part in (p.strip() for p in text.split(",")):
+        for field, value in _fields(part, text).items():
+            if field in chosen and chosen[field] != value:
+                raise ValueError(f"rule={text!r}: {part!r} contradicts an earlier part ({field}={chosen[field]})")
+            chosen[field] = value
+    if "strict" in chosen and "threshold" not in chosen:
+        raise ValueError(f"rule={text!r}: strict and non-strict need threshold=X or leftmost=X")
+    try:
+        return UnmaskRule(**chosen)
+    except ValueError as error:
+        raise ValueError(f"rule={text!r}: {error}") from error
+
+
+def _fields(part: str, text: str) -> dict[str, Any]:
+    """Return the fields of UnmaskRule that one part sets."""
+    if part in _FLAGS:
+        return _FLAGS[part]
+    key, equals, value = (p.strip() for p in part.partition("="))
+    if equals and key in _THRESHOLDS:
+        return {"select": _THRESHOLDS[key], "threshold": _number(value, part, text)}
+    if equals and key == "k":
+        number = _number(value, part, text)
+        if number != int(number):
+            raise ValueError(f"rule={text!r}: {part!r} needs a whole number")
+        return {"num_per_step": int(number)}
+    if equals and key in _CHOICES:
+        if value not in _CHOICES[key]:
+            raise ValueError(f"rule={text!r}: {part!r} is unknown; {key} is one of {', '.join(_CHOICES[key])}")
+        return {key: value}
+    raise ValueError(f"rule={text!r}: {part!r} is unknown; allowed: {ALLOWED}")
+
+
+def _number(value: str, part: str, text: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError(f"rule={text!r}: {part!r} needs a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"rule={text!r}: {part!r} needs a finite number")
+    return number
+
+
+def describe(rule: UnmaskRule) -> str:
+    """Return the shortest text that `parse_rule` turns into a rule of the same behaviour (fields without effect are left out)."""
+    parts = []
+    if rule.select == "left_to_right":
+        parts.append("ltr")
+    for key, select in _THRESHOLDS.items():
+        if rule.select == select:
+            parts.append(f"{key}={rule.threshold!r}")
+            parts += [] if rule.strict else ["non-strict"]
+    if rule.num_per_step > 1:
+        parts.append(f"k={rule.num_per_step}")
+    default = UnmaskRule()
+    parts += [f"{k}={getattr(rule, k)}" for k in ("confidence", "source") if getattr(rule, k) != getattr(default, k)]
+    if rule.resolution == "bfloat16":
+        parts.append("bfloat16")
+    if not rule.noise_step:
+        parts.append("no-step-noise")
+    return ",".join(parts) or "standard"

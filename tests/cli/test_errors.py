@@ -1,0 +1,104 @@
+"""Bad input gives one line on stderr and exit code 2; help and version."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cli.conftest import Spot
+from tiny_checkpoints import write_sdar
+
+from spot_dlm import __version__
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["generate", "a", "--nodes", "0"], "nodes=0"),
+        (["generate", "a", "--temperature", "-1"], "temperature=-1"),
+        (["generate", "a", "--temperature", "warm"], "--temperature"),
+        (["generate", "a", "--top-p", "0"], "top_p=0"),
+        (["generate", "a", "--top-k", "-1"], "top_k=-1"),
+        (["generate", "a", "--max-new-tokens", "0"], "max_new_tokens=0"),
+        (["generate", "a", "--block-length", "0"], "block_length=0"),
+        (["generate", "a", "--stop", "never"], "block, prefix"),
+        (["generate", "a", "--drafter", "magic"], "root, chain"),
+        (["generate", "a", "--rule", "fast"], "allowed"),
+        (["generate", "a", "-n", "0"], "-n 0"),
+        (["generate", "a", "--strict", "0"], "--strict 0"),
+        (["generate", "a", "--device", "toaster"], "--device toaster"),
+        (["generate", "a", "--dtype", "int3"], "float32"),
+        (["generate", "a", "--overwrite"], "--out"),
+        (["generate", "a", "--prompts", "p.jsonl"], "not both"),
+        (["generate", "--prompts", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
+        (["generate", "a", "--out", "/nowhere/x"], "/nowhere/x: No such file"),
+        (["generate", ""], "empty"),
+        (["generate", " "], "empty"),
+        (["generate", "a " * 600], "context of 512"),
+        (["generate", "a", "--model", "no such model"], "neither a folder"),
+        (["generate", "a", "--speed"], "--speed"),
+        (["generate", "a", "b"], "b"),
+        (["verify", "--limit", "0"], "--limit 0"),
+        (["verify", "--task", "poetry"], "json"),
+        (["verify", "--nodes", "0"], "nodes=0"),
+        (["verify", "--drafter", "magic"], "root, chain"),
+        (["verify", "--task", "json", "--prompts", "p.jsonl"], "not both"),
+        (["info", "--threads", "0"], "--threads 0"),
+        (["demo", "--number", "0"], "--number 0"),
+        (["sing"], "sing"),
+    ],
+)
+def test_one_line_and_exit_code_2(spot: Spot, words: list[str], message: str) -> None:
+    outcome = spot(*words)
+    assert outcome.code == 2 and not outcome.out
+    assert message in outcome.err and outcome.err.startswith("spot: ") and outcome.err.count("\n") == 1
+
+
+def test_damaged_checkpoints(spot: Spot, tmp_path: Path, checkpoint: Path) -> None:
+    cases: dict[str, tuple[Path, str]] = {}
+    for name in ("empty", "no-weights", "shapes", "half"):
+        cases[name] = (tmp_path / name, "")
+    cases["empty"][0].mkdir()
+    shutil.copytree(checkpoint, tmp_path / "no-weights", ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(checkpoint, tmp_path / "half")
+    weights = tmp_path / "half" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    shutil.copytree(checkpoint, tmp_path / "shapes")
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    (tmp_path / "shapes" / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}), "utf-8")
+    for name, (folder, _) in cases.items():
+        outcome = spot("generate", "a", "--model", folder)
+        assert outcome.code == 2 and outcome.err.count("\n") == 1 and name in outcome.err and "Traceback" not in outcome.err
+
+
+def test_without_tokenizer_ids_still_work(spot: Spot, tmp_path: Path) -> None:
+    write_sdar(tmp_path / "bare")
+    refused = spot("generate", "a", "--model", tmp_path / "bare")
+    assert refused.code == 2 and "no tokenizer" in refused.err
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt_ids": [1, 2, 3]}\n', "utf-8")
+    done = spot("generate", "--prompts", prompts, "--model", tmp_path / "bare", "--max-new-tokens", 4)
+    assert done.code == 0 and len(done.rows[0]["token_ids"]) == 4
+
+
+def test_debug_shows_the_traceback(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOT_DEBUG", "1")
+    with pytest.raises(ValueError, match="nodes=0"):
+        spot("generate", "a", "--nodes", 0)
+
+
+def test_help_and_version(spot: Spot) -> None:
+    assert spot("--version").out == f"spot-dlm {__version__}\n"
+    assert "generate" in spot().out
+    for command in ("generate", "verify", "info", "demo"):
+        text = spot(command, "--help").out
+        assert f"  spot {command}" in text.split("Examples:")[1]
+
+
+def test_info(spot: Spot) -> None:
+    facts = json.loads(spot("info", "--json").out)
+    assert facts["family"] == "sdar" and facts["rows_independent"] is True and facts["context"] == 512
+    assert "<|MASK|>" in next(iter(facts["mask_token"].values())) or facts["mask_token"]
+    assert facts["sizes"]["layers"] == 2 and facts["default"]["nodes"] == 8
+    table = spot("info").out
+    assert "rows independent" in table and "yes" in table

@@ -1,0 +1,112 @@
+"""Properties of the draft graph (merging, budget, look-up) and of the counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy import unchecked
+
+from spot_dlm.draft_graph import DraftGraph, GraphBuilder
+from spot_dlm.state import MASKED, BlockState
+from spot_dlm.stats import Counts
+
+SMALL = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+LENGTH, VOCAB = 4, 3
+moves = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, VOCAB - 1), st.floats(0, 1)), max_size=25)
+
+
+def grow(moves, budget):
+    """Add random children; returns the builder and the reach that was added to each state."""
+    root = BlockState.initial(3, [1], LENGTH)
+    builder, added, edges = GraphBuilder(root, budget), Counter({root.key: 1.0}), 0
+    for parent, at, token, reach in moves:
+        parent %= len(builder.states)
+        state = builder.states[parent]
+        child = state.commit(state.masked[at % len(state.masked)][None], np.array([token]))
+        known, full = child.key in added, builder.is_full
+        node = builder.add(parent, child, reach)
+        assert (node is None) == (child.is_complete or (full and not known))
+        if node is not None:
+            assert builder.states[node] == child
+            added[child.key] += reach
+            edges += 1
+    return builder, added, edges
+
+
+@SMALL
+@given(moves, st.integers(1, 9))
+def test_equal_states_are_one_node_and_reach_adds_up(moves, budget):
+    with unchecked():
+        builder, added, edges = grow(moves, budget)
+    graph = builder.build()
+    graph.validate(builder.states[0], budget, VOCAB)
+    assert len(graph) == len(added) == len({s.key for s in builder.states}) <= budget
+    assert [added[s.key] for s in builder.states] == pytest.approx(graph.reach.tolist())
+    assert len(graph.edges) == edges and not (graph.canvases == MASKED).all(axis=1).any() | (graph.canvases != MASKED).all(axis=1).any()
+    for parent, child in graph.edges:
+        assert graph.steps[child] == graph.steps[parent] + 1 and graph.depths[child] == graph.depths[parent] + 1
+        gained = graph.canvases[child] != graph.canvases[parent]
+        assert gained.sum() == 1 and (graph.canvases[parent][gained] == MASKED).all()
+    for node, state in enumerate(builder.states):
+        assert graph.find(state) == node
+        assert graph.find(BlockState(state.block, state.canvas, state.step + 9)) is None
+        assert graph.find(BlockState(state.block + 1, state.canvas, state.step)) is None
+
+
+def test_two_orders_of_the_same_content_meet():
+    root = BlockState.initial(0, [], 3)
+    builder = GraphBuilder(root, 8)
+    left, right = (root.commit(np.array([p]), np.array([t])) for p, t in ((0, 5), (1, 6)))
+    a, b = builder.add(0, left, 0.6), builder.add(0, right, 0.3)
+    both = builder.add(a, left.commit(np.array([1]), np.array([6])), 0.25)
+    assert builder.add(b, right.commit(np.array([0]), np.array([5])), 0.125) == both
+    graph = builder.build()
+    assert len(graph) == 4 and graph.reach.tolist() == [1.0, 0.6, 0.3, 0.375] and graph.depths.tolist() == [0, 1, 1, 2]
+    assert graph.edges.tolist() == [[0, 1], [0, 2], [1, 3], [2, 3]]
+
+
+def test_of_duplicated_nodes_the_first_is_found():
+    root = BlockState.initial(0, [], 2)
+    child = root.commit(np.array([0]), np.array([1]))
+    canvases = np.stack([root.canvas, child.canvas, child.canvas])
+    graph = DraftGraph(0, canvases, np.array([0, 1, 1]), np.ones(3), np.array([0, 1, 1]), np.zeros((0, 2), np.int64))
+    graph.validate(root, 3, 2)
+    assert graph.find(child) == 1
+
+
+def test_root_only():
+    root = BlockState.initial(7, [1, 2], 4)
+    graph = DraftGraph.root_only(root)
+    graph.validate(root, 1, 5)
+    assert len(graph) == 1 and graph.find(root) == 0 and graph.edges.shape == (0, 2)
+
+
+passes = st.lists(st.tuples(st.lists(st.integers(1, 6), max_size=6), st.integers(0, 6)), max_size=6)
+
+
+@SMALL
+@given(passes, passes)
+def test_counts_add_up(first, second):
+    def counted(passes):
+        counts = Counts(sequences=1, tokens=3, total_s=0.5)
+        for depths, accepted in passes:
+            counts.count_pass(depths, accepted)
+        return counts
+
+    total, whole = counted(first) + counted(second), counted(first + second)
+    for item in fields(Counts):
+        if item.name not in ("sequences", "tokens", "total_s"):
+            assert getattr(total, item.name) == getattr(whole, item.name), item.name
+    assert (total.sequences, total.tokens, total.total_s) == (2, 6, 1.0)
+    everything = first + second
+    assert total.nfe == len(everything) and total.transitions == total.nfe + total.accepted
+    assert total.drafted == sum(len(d) for d, _ in everything) and sum(total.reached) == total.accepted
+    for depth in range(1, len(total.reached) + 1):
+        assert total.reached[depth - 1] == sum(accepted >= depth for _, accepted in everything)
+        assert total.offered[depth - 1] == sum(depth in depths for depths, _ in everything)
+    assert Counts() + total == total and total.to_dict()["nfe"] == total.nfe

@@ -1,0 +1,73 @@
+"""The text form of unmask rules: parsing, errors that list what is allowed, and the round trip."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spot_dlm.rules import describe, parse_rule
+from spot_dlm.transition import UnmaskRule
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("standard", UnmaskRule()),
+        ("bfloat16", UnmaskRule(resolution="bfloat16")),
+        ("threshold=0.9", UnmaskRule(select="threshold", threshold=0.9)),
+        ("threshold=0.8, non-strict", UnmaskRule(select="threshold", threshold=0.8, strict=False)),
+        ("k=2", UnmaskRule(num_per_step=2)),
+        ("ltr,k=4", UnmaskRule(select="left_to_right", num_per_step=4)),
+        ("leftmost=0.9", UnmaskRule(select="leftmost_above", threshold=0.9)),
+        (
+            "confidence=margin,source=tempered,resolution=bfloat16",
+            UnmaskRule(confidence="margin", source="tempered", resolution="bfloat16"),
+        ),
+        ("confidence=entropy,no-step-noise", UnmaskRule(confidence="entropy", noise_step=False)),
+        ("standard,threshold=-0.25,confidence=entropy", UnmaskRule(select="threshold", threshold=-0.25, confidence="entropy")),
+    ],
+)
+def test_text_and_rule(text: str, rule: UnmaskRule) -> None:
+    assert parse_rule(text) == rule
+    assert parse_rule(describe(rule)) == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "allowed"),
+        ("fast", "threshold=X"),
+        ("threshold", "allowed"),
+        ("threshold=high", "number"),
+        ("threshold=nan", "finite"),
+        ("k=1.5", "whole"),
+        ("k=0", "at least 1"),
+        ("ltr,threshold=0.9", "contradicts"),
+        ("threshold=0.9,threshold=0.8", "contradicts"),
+        ("non-strict", "threshold"),
+        ("confidence=luck", "margin"),
+        ("source=oracle", "tempered"),
+        ("threshold=0.9,k=2", "num_per_step"),
+        ("no-step-noise", "law"),
+        ("k=2,", "allowed"),
+    ],
+)
+def test_errors_name_what_is_wrong(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match="rule=") as error:
+        parse_rule(text)
+    assert named in str(error.value)
+
+
+_PARTS = [
+    st.sampled_from(["", "ltr", "threshold=0.9", "threshold=1e-07", "threshold=0.5,non-strict", "leftmost=0.25", "k=3", "ltr,k=2"]),
+    st.sampled_from(["", "confidence=margin", "confidence=max_probability", "confidence=entropy", "confidence=probability"]),
+    st.sampled_from(["", "source=raw", "source=filtered", "source=tempered"]),
+    st.sampled_from(["", "bfloat16", "resolution=float32", "resolution=bfloat16"]),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.tuples(*_PARTS))
+def test_round_trip(parts: tuple[str, ...]) -> None:
+    rule = parse_rule(",".join(p for p in parts if p) or "standard")
+    assert parse_rule(describe(rule)) == rule
+    assert describe(parse_rule(describe(rule))) == describe(rule)
