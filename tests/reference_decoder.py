@@ -400,9 +400,7 @@ def reference_decode(
 # -------------------------------------------------------------------------------------------------------------- exact law
 
 
-def exact_law(
-    logits_fn: LogitsFn, rule: ReferenceRule, prompt_ids: list, block_length: int, max_new_tokens: int, stop_ids
-) -> dict:
+def exact_law(logits_fn: LogitsFn, rule: ReferenceRule, prompt_ids: list, block_length: int, max_new_tokens: int, stop_ids) -> dict:
     """The exact law of the trimmed ids, by recursion over states (stop="block" and "prefix" have the same one).
 
     With `noise_step=True` every step draws fresh noise for every masked position, so a state's future depends on the state
@@ -452,8 +450,7 @@ def exact_law(
                 p = softmax64(filtered)
                 law_of_token = {v: float(p[v]) for v in range(len(p)) if p[v] > 0}
             options[i] = [
-                (v, p, *compared_values(rule, *confidence_of(rule, logits[i], tempered, filtered, v)))
-                for v, p in law_of_token.items()
+                (v, p, *compared_values(rule, *confidence_of(rule, logits[i], tempered, filtered, v))) for v, p in law_of_token.items()
             ]
         positions = list(options)
         found = {}
@@ -461,9 +458,9 @@ def exact_law(
             probability = 1.0
             for _, p, _, _ in choice:
                 probability *= p
-            rank = {i: c[2] for i, c in zip(positions, choice)}
-            natural = {i: c[3] for i, c in zip(positions, choice)}
-            token = {i: c[0] for i, c in zip(positions, choice)}
+            rank = {i: c[2] for i, c in zip(positions, choice, strict=False)}
+            natural = {i: c[3] for i, c in zip(positions, choice, strict=False)}
+            token = {i: c[0] for i, c in zip(positions, choice, strict=False)}
             following = list(canvas)
             for i in choose_positions(rule, rank, natural):
                 following[i] = token[i]

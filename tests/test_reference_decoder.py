@@ -519,13 +519,13 @@ def test_exact_law_by_hand():
 
 
 LAWS = [
-    (dict(), (3, 3, [], 3, ())),
-    (dict(confidence="max_probability", noise_step=False), (3, 3, [], 3, ())),
-    (dict(confidence="entropy", select="threshold", threshold=-0.7, noise_step=False), (3, 3, [], 3, ())),
-    (dict(confidence="margin", source="tempered", temperature=1.7), (3, 2, [1], 3, (2,))),
-    (dict(select="left_to_right", noise_step=False, top_p=0.8), (3, 2, [1], 3, (0,))),
-    (dict(select="threshold", threshold=0.6, resolution="bfloat16"), (3, 3, [], 3, (1,))),
-    (dict(select="leftmost_above", threshold=0.5, source="filtered", top_k=2), (3, 3, [], 3, ())),
+    ({}, (3, 3, [], 3, ())),
+    ({"confidence": "max_probability", "noise_step": False}, (3, 3, [], 3, ())),
+    ({"confidence": "entropy", "select": "threshold", "threshold": -0.7, "noise_step": False}, (3, 3, [], 3, ())),
+    ({"confidence": "margin", "source": "tempered", "temperature": 1.7}, (3, 2, [1], 3, (2,))),
+    ({"select": "left_to_right", "noise_step": False, "top_p": 0.8}, (3, 2, [1], 3, (0,))),
+    ({"select": "threshold", "threshold": 0.6, "resolution": "bfloat16"}, (3, 3, [], 3, (1,))),
+    ({"select": "leftmost_above", "threshold": 0.5, "source": "filtered", "top_k": 2}, (3, 3, [], 3, ())),
 ]
 
 

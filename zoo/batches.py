@@ -142,8 +142,7 @@ def build(
     allowed = np.where(
         view[:, :, None] == 0,
         to_clean & (block_of[:, None, :] <= block_of[:, :, None]),
-        (to_clean & (block_of[:, None, :] < block_of[:, :, None]))
-        | (same_view & (block_of[:, None, :] == block_of[:, :, None])),
+        (to_clean & (block_of[:, None, :] < block_of[:, :, None])) | (same_view & (block_of[:, None, :] == block_of[:, :, None])),
     )
     allowed &= valid[:, None, :]
     allowed |= np.eye(total, dtype=bool)  # a padding row attends to itself, so that no row is empty

@@ -1,6 +1,6 @@
 """Draw the loss and accuracy curves of a run and measure the accuracy of its kept weights.
 
-    python -m zoo.curves --run runs/zoo --out results/training.json --picture src/spot_dlm/shipped/target/curves.png
+python -m zoo.curves --run runs/zoo --out results/training.json --picture src/spot_dlm/shipped/target/curves.png
 """
 
 import argparse

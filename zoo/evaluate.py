@@ -16,9 +16,7 @@ import spot_dlm as spot
 from spot_dlm.tasks import FAMILY_TASKS, SPLITS, grade, load_prompts
 
 
-def accuracy(
-    target: spot.Target, task: str, split: str, limit: int, params: spot.DecodeParams, examples: int = 0
-) -> dict[str, Any]:
+def accuracy(target: spot.Target, task: str, split: str, limit: int, params: spot.DecodeParams, examples: int = 0) -> dict[str, Any]:
     """Return the share of right answers of one task and split, and the first wrong ones."""
     right, wrong = 0, []
     prompts = load_prompts(task, split, limit)

@@ -1,6 +1,6 @@
 """Write the packaged held-out prompts: for each family 100 of unseen values and 60 of unseen templates, never seen in training.
 
-    python -m zoo.prompts --out src/spot_dlm/shipped/prompts
+python -m zoo.prompts --out src/spot_dlm/shipped/prompts
 """
 
 import argparse

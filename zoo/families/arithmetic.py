@@ -169,10 +169,7 @@ def _column(rng: random.Random, split: Split) -> Sample:
 def _operands(rng: random.Random, ops: str) -> list[Step]:
     """Draw the steps of a word problem with every result from 2 to 99."""
     while True:
-        if ops[0] == "*":
-            total = rng.randint(2, 9) if rng.random() < 0.5 else rng.randint(10, 33)
-        else:
-            total = rng.randint(11, 90)
+        total = (rng.randint(2, 9) if rng.random() < 0.5 else rng.randint(10, 33)) if ops[0] == "*" else rng.randint(11, 90)
         steps: list[Step] = []
         for op in ops:
             b = rng.randint(2, 9) if op == "*" else rng.randint(2, 60)

@@ -5,6 +5,7 @@ The texts are those of the running interpreter, so samples depend on its version
 
 from __future__ import annotations
 
+import itertools
 import random
 import sysconfig
 from functools import lru_cache
@@ -17,8 +18,71 @@ MIN_MODULES = 30
 MAX_PROMPT_TEXT = 160 - len(LEAD)
 MAX_ANSWER_TEXT = 130
 
-TRAIN = tuple(
-    ["textwrap", "argparse", "json/decoder", "json/scanner", "collections/__init__", "shutil", "ast", "bisect", "calendar", "cmd", "code", "codecs", "configparser", "contextlib", "copy", "csv", "dataclasses", "datetime", "difflib", "dis", "enum", "filecmp", "fileinput", "fnmatch", "fractions", "functools", "getopt", "gettext", "glob", "gzip", "heapq", "inspect", "ipaddress", "keyword", "linecache", "locale", "logging/__init__", "mailbox", "mimetypes", "netrc", "optparse", "os", "pathlib", "pickle", "platform", "posixpath", "pprint", "queue", "random", "sched", "shelve", "string", "subprocess", "tarfile", "tempfile", "threading", "trace", "traceback", "types", "typing", "unittest/case", "urllib/parse", "uuid", "zipfile"]
+TRAIN = (
+    "textwrap",
+    "argparse",
+    "json/decoder",
+    "json/scanner",
+    "collections/__init__",
+    "shutil",
+    "ast",
+    "bisect",
+    "calendar",
+    "cmd",
+    "code",
+    "codecs",
+    "configparser",
+    "contextlib",
+    "copy",
+    "csv",
+    "dataclasses",
+    "datetime",
+    "difflib",
+    "dis",
+    "enum",
+    "filecmp",
+    "fileinput",
+    "fnmatch",
+    "fractions",
+    "functools",
+    "getopt",
+    "gettext",
+    "glob",
+    "gzip",
+    "heapq",
+    "inspect",
+    "ipaddress",
+    "keyword",
+    "linecache",
+    "locale",
+    "logging/__init__",
+    "mailbox",
+    "mimetypes",
+    "netrc",
+    "optparse",
+    "os",
+    "pathlib",
+    "pickle",
+    "platform",
+    "posixpath",
+    "pprint",
+    "queue",
+    "random",
+    "sched",
+    "shelve",
+    "string",
+    "subprocess",
+    "tarfile",
+    "tempfile",
+    "threading",
+    "trace",
+    "traceback",
+    "types",
+    "typing",
+    "unittest/case",
+    "urllib/parse",
+    "uuid",
+    "zipfile",
 )
 HELDOUT_VALUES = (
     "json/encoder",
@@ -82,7 +146,7 @@ def _pairs(split: Split) -> set[tuple[str, str]]:
     for name in MODULES[split]:
         for run in _runs(_sources().get(name, [])):
             stripped = [line.strip() for line in run]
-            pairs.update(zip(stripped, stripped[1:], strict=False))
+            pairs.update(itertools.pairwise(stripped))
     return pairs
 
 
