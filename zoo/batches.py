@@ -80,7 +80,7 @@ def choose_masked(num: int, rng: np.random.Generator) -> np.ndarray:
 
 def results(tokenizer: Tokenizer, ids: Sequence[int]) -> np.ndarray:
     """Return which ids are digits of a result: those that follow an equals sign directly."""
-    tokens = [tokenizer.id_to_token(i) for i in ids]
+    tokens = [tokenizer.id_to_token(i) or "" for i in ids]
     found = np.zeros(len(tokens), dtype=bool)
     for i in range(1, len(tokens)):
         found[i] = tokens[i].isdigit() and (tokens[i - 1] == "=" or found[i - 1])
@@ -154,6 +154,6 @@ def build(
         rows=torch.from_numpy(rows),
         targets=torch.from_numpy(targets.reshape(-1)[rows]),
         weights=torch.from_numpy(weights.reshape(-1)[rows]),
-        families=[samples[r // total].family for r in rows],
+        families=[samples[int(r) // total].family for r in rows],
         num_tokens=sum(lengths),
     )

@@ -8,9 +8,9 @@ import json
 import os
 from pathlib import Path
 
-from zoo.families import FAMILIES, heldout
+from zoo.families import FAMILIES, Split, heldout
 
-COUNTS = (("heldout_values", 100), ("heldout_templates", 60))
+COUNTS: tuple[tuple[Split, int], ...] = (("heldout_values", 100), ("heldout_templates", 60))
 
 
 def main() -> None:

@@ -34,6 +34,8 @@ class TargetSpec:
     device: torch.device
     dtype: str
     num_parameters: int
+    fingerprint: str = ""
+    """Short hash of config and weights, for provenance; empty where there is no checkpoint."""
 
 
 @dataclass(frozen=True)

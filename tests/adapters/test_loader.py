@@ -284,3 +284,17 @@ def test_template_from_a_jinja_file(tmp_path):
 
 def test_mask_id_is_the_config_s(folder):
     assert (load(folder).spec.mask_token_id, load(folder).spec.vocab_size) == (MASK, VOCAB)
+
+
+def test_fingerprint_follows_every_bit_of_the_weights_and_the_config(folder):
+    first = load(folder).spec.fingerprint
+    assert first == load(folder).spec.fingerprint and len(first) == 16
+    change_weights(folder, lambda w: w[Q].view(torch.int32)[0, 0].add_(1))
+    second = load(folder).spec.fingerprint
+    change_config(folder, rope_theta=20000)
+    assert len({first, second, load(folder).spec.fingerprint}) == 3
+
+
+def test_sliding_window_is_refused(folder):
+    change_config(folder, use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    refused(folder, "sliding-window")

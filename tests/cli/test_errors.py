@@ -34,7 +34,7 @@ from spot_dlm import __version__
         (["generate", "a", "--out", "/nowhere/x"], "/nowhere/x: No such file"),
         (["generate", ""], "empty"),
         (["generate", " "], "empty"),
-        (["generate", "a " * 600], "context of 512"),
+        (["generate", "a " * 600], "context holds 512"),
         (["generate", "a", "--model", "no such model"], "neither a folder"),
         (["generate", "a", "--speed"], "--speed"),
         (["generate", "a", "b"], "b"),

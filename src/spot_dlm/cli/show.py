@@ -29,6 +29,7 @@ def provenance(target: Target, params: DecodeParams) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "model": spec.name,
+        "fingerprint": spec.fingerprint,
         "num_parameters": spec.num_parameters,
         "device": str(spec.device),
         "dtype": spec.dtype,

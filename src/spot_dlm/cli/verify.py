@@ -78,7 +78,7 @@ def verify(
 
     JSON keys: cases = number of comparisons (prompt x temperature x rule x drafter x nodes), identical = how many of them are,
     divergences = those that are not, nfe_standard and nfe_speculative = decoding passes summed over the cases, nfe_reduction = their
-    ratio, rows = the same for every setting, provenance.
+    ratio, seconds_standard and seconds_speculative, rows = the same for every setting, provenance.
 
     \b
     Examples:
@@ -166,6 +166,8 @@ def _sums(cases: list[Case]) -> dict[str, Any]:
         "nfe_standard": standard,
         "nfe_speculative": speculative,
         "nfe_reduction": standard / speculative if speculative else 0.0,
+        "seconds_standard": sum(c.standard.total_s for c in cases),
+        "seconds_speculative": sum(c.speculative.total_s for c in cases),
     }
 
 

@@ -4,6 +4,7 @@ Reads config.json raw, finds the family's row, builds the native class and refus
 code is ever run. Example: `load_target("JetLM/SDAR-1.7B-Chat")` or `load_target()` for the shipped model.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from spot_dlm.targets.text import TextCodec
 
 SHIPPED = "shipped"
 _DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
+_SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 256
 _DROPPED = ("auto_map", "architectures", "model_type", "attn_implementation", "torch_dtype", "dtype")
 
 
@@ -74,6 +76,7 @@ def load_target(
         device=place,
         dtype=str(number).removeprefix("torch."),
         num_parameters=sum(p.numel() for p in host.parameters()),
+        fingerprint=_fingerprint(folder),
     )
     return BlockCausalTarget(host, spec, codec, padded_rows)
 
@@ -128,6 +131,19 @@ def _stop_ids(folder: Path, config: dict[str, Any]) -> set[int]:
     return {int(i) for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
 
 
+def _fingerprint(folder: Path) -> str:
+    """Hash config.json, and of every weights file its size, its header and samples spread over it (a full pass reads gigabytes)."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for offset in range(0, size, max(_SAMPLE_BYTES, size // _NUM_SAMPLES)):
+                file.seek(offset)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
+
+
 def _load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torch.dtype) -> Any:
     import transformers
 
@@ -165,6 +181,8 @@ def _load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torc
         if report[kind]:
             names = sorted(" ".join(map(str, k)) if isinstance(k, tuple) else str(k) for k in report[kind])
             raise ValueError(f"{folder}: {len(names)} {kind.replace('_', ' ')} in the weights, first {names[0]}")
+    if any(kind != "full_attention" for kind in getattr(host_config, "layer_types", None) or ()):
+        raise ValueError(f"{folder}: sliding-window attention layers are not supported")
     if host_config.hidden_act == "silu":
         for layer in host.model.layers:
             layer.mlp.act_fn = _InvariantSiLU()
