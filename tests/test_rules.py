@@ -1,5 +1,7 @@
 """The text form of unmask rules: parsing, errors that list what is allowed, and the round trip."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,6 +70,9 @@ _PARTS = [
 @settings(max_examples=60, deadline=None)
 @given(st.tuples(*_PARTS))
 def test_round_trip(parts: tuple[str, ...]) -> None:
-    rule = parse_rule(",".join(p for p in parts if p) or "standard")
+    text = ",".join(p for p in parts if p) or "standard"
+    if "entropy" in text:  # a negative entropy is never above a positive threshold
+        text = re.sub(r"(threshold|leftmost)=", r"\1=-", text)
+    rule = parse_rule(text)
     assert parse_rule(describe(rule)) == rule
     assert describe(parse_rule(describe(rule))) == describe(rule)

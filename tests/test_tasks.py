@@ -30,6 +30,7 @@ def test_python_answers_are_run_with_a_time_limit(monkeypatch):
     assert grade(prompt, "    return x") is True
     assert grade(prompt, "    while True: pass") is False
     assert grade(prompt, "    return 2") is False
+    assert grade(prompt, "    return x\0") is False
 
 
 @pytest.mark.parametrize("arguments", [("sudoku", "heldout_values"), ("json", "train")])

@@ -7,6 +7,7 @@ Every batch is a pure function of (seed, index), so a resumed run sees the same 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from spot_dlm.tasks import FAMILY_TASKS, SPLITS, load_prompts
 from zoo.families import Sample, stream
 from zoo.tokenizer import END_OF_TEXT, MASK, TURN_END, TURN_START
 
@@ -58,11 +60,18 @@ def pools(
     """Yield lists of samples of similar length, `batch_rows` each; batch number `start` comes first.
 
     `weights_at` gives the mixture of families at a step; a pool takes that of its first one.
+
+    Raises:
+        ValueError: if a sample's prompt is one of the packaged held-out prompts.
     """
     pool_index, skip = divmod(start, pool_batches)
+    held_out = {p.prompt for task in FAMILY_TASKS for split in SPLITS for p in load_prompts(task, split)}
     while True:
         source = stream(seed * 1_000_003 + pool_index, "train", weights_at(pool_index * pool_batches))
-        encoded = [encode(tokenizer, next(source)) for _ in range(batch_rows * pool_batches)]
+        samples = list(islice(source, batch_rows * pool_batches))
+        if seen := held_out.intersection(s.prompt for s in samples):
+            raise ValueError(f"training would see {len(seen)} held-out prompts, first {min(seen)!r}")
+        encoded = [encode(tokenizer, s) for s in samples]
         encoded.sort(key=lambda e: len(e.prompt_ids) + 3 * len(e.answer_ids))
         order = np.random.default_rng((seed, pool_index)).permutation(pool_batches)
         for batch in order[skip:]:

@@ -5,6 +5,8 @@ python -m zoo.curves --run runs/zoo --out results/training.json --picture src/sp
 
 import argparse
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 
 import spot_dlm as spot
 from spot_dlm.tasks import FAMILY_TASKS
-from zoo.evaluate import accuracy
+from zoo.evaluate import GRADED_TASKS, accuracy
 from zoo.export import export
 
 
@@ -25,7 +27,7 @@ def accuracy_curve(run: Path, limit: int) -> list[dict[str, Any]]:
         target = spot.load_target(str(folder))
         params = spot.DecodeParams(block_length=16)
         row: dict[str, Any] = {"step": int(file.stem.split("-")[1]), "prompts": limit}
-        for task in FAMILY_TASKS:
+        for task in GRADED_TASKS:
             row[task] = accuracy(target, task, "heldout_values", limit, params)["accuracy"]
         print(json.dumps(row), flush=True)
         rows.append(row)
@@ -43,6 +45,7 @@ def draw(losses: list[dict[str, Any]], accuracies: list[dict[str, Any]], picture
     for task in FAMILY_TASKS:
         points = [(r["step"], r["loss_" + task]) for r in losses if "loss_" + task in r]
         left.plot(*zip(*points, strict=True), label=task, linewidth=1)
+    for task in GRADED_TASKS:
         right.plot([r["step"] for r in accuracies], [r[task] for r in accuracies], marker="o", label=task)
     left.set(xlabel="step", ylabel="loss of a masked token (nats)", yscale="log", title="training loss")
     right.set(xlabel="step", ylabel="exact answers", ylim=(0, 1.02), title="held-out values, T = 0, L = 16")
@@ -67,7 +70,7 @@ def main() -> None:
     losses = [by_step[s] for s in sorted(by_step)]
     accuracies = accuracy_curve(args.run, args.limit)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    document = {"command": "python -m zoo.curves", "losses": losses, "accuracy": accuracies}
+    document = {"command": shlex.join(["python", "-m", "zoo.curves", *sys.argv[1:]]), "losses": losses, "accuracy": accuracies}
     args.out.write_text(json.dumps(document) + "\n")
     draw(losses, accuracies, args.picture)
 

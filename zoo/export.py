@@ -77,6 +77,7 @@ def export(run: Path, out: Path, block_length: int, weights_file: str = "checkpo
     (partial / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n")
     out.mkdir(parents=True, exist_ok=True)
     for file in partial.iterdir():
+        file.chmod(0o644)
         os.replace(file, out / file.name)
     partial.rmdir()
     print(f"step {stored['step']}, {stored['tokens_seen']:,} tokens -> {out}")

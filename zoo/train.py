@@ -90,10 +90,13 @@ def train(args: argparse.Namespace) -> None:
         torch.optim.Adam(rest, lr=args.adam_lr, betas=(0.9, 0.95)),
     ]
     peaks = [args.muon_lr, args.adam_lr]
+    settings = {"seed": args.seed, "batch_rows": args.batch_rows, "muon_lr": args.muon_lr, "adam_lr": args.adam_lr}
     step, tokens_seen, seconds = 0, 0, 0.0
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists():
         stored = torch.load(checkpoint, map_location=device, weights_only=True)
+        if stored.get("settings", settings) != settings:
+            raise ValueError(f"{checkpoint} was made with {stored['settings']}, not {settings}; use another --out")
         model.load_state_dict(stored["model"])
         for optimizer, state in zip(optimizers, stored["optimizers"], strict=True):
             optimizer.load_state_dict(state)
@@ -155,7 +158,7 @@ def train(args: argparse.Namespace) -> None:
                 "tokens_seen": tokens_seen,
                 "seconds": seconds + time.perf_counter() - began,
                 "config": config.to_dict(),
-                "seed": args.seed,
+                "settings": settings,
             }
             save(checkpoint, payload)
         if step % args.keep_every == 0 or step == args.steps:

@@ -21,7 +21,7 @@ from spot_dlm.drafters import Root
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.state import MASKED
-from spot_dlm.transition import Transition, UnmaskRule, filter_logits, step_noise
+from spot_dlm.transition import Transition, UnmaskRule, filter_logits, score_tokens, step_noise, temper
 
 GapClass = Literal["tie", "near-tie", "real"]
 NEAR_TIE = 1e-4
@@ -127,7 +127,7 @@ def _committed(transition: Transition | None) -> list[Candidate]:
     if transition is None:
         return []
     at = np.searchsorted(transition.candidates.positions, transition.positions)
-    ranks = transition.candidates.rank[at].tolist()
+    ranks = transition.candidates.fine[at].tolist()
     pairs = zip(transition.positions.tolist(), transition.tokens.tolist(), ranks, strict=True)
     return [Candidate(p, t, r) for p, t, r in pairs]
 
@@ -164,12 +164,28 @@ def _position_gap(ours: Transition, alone: list[list[Candidate]], rule: UnmaskRu
         return math.inf
     gap = math.inf
     if alone[0] and alone[1]:
-        gap = float(max(abs(seen.rank[at[a.position]] - seen.rank[at[b.position]]) for a in alone[0] for b in alone[1]))
+        gap = float(max(abs(seen.fine[at[a.position]] - seen.fine[at[b.position]]) for a in alone[0] for b in alone[1]))
     if rule.select in ("threshold", "leftmost_above"):
-        distances = [abs(float(seen.natural[at[c.position]]) - rule.threshold) for side in alone for c in side]
+        distances = [abs(_natural(float(seen.fine[at[c.position]]), rule) - _boundary(rule)) for side in alone for c in side]
         crossed = max(distances) if rule.select == "threshold" else min(distances)
         gap = min(gap, crossed)
     return gap
+
+
+def _natural(fine: float, rule: UnmaskRule) -> float:
+    """Return the unrounded natural confidence of an unrounded ranking value."""
+    if rule.confidence == "entropy":
+        return fine
+    return 1 + fine if rule.confidence == "margin" else math.exp(fine)
+
+
+def _boundary(rule: UnmaskRule) -> float:
+    """Return the unrounded confidence at which the comparison with the threshold turns: half a rounding step beside it at bfloat16."""
+    threshold = float(rule.rounded_threshold)
+    if rule.resolution == "float32" or threshold == 0:
+        return threshold
+    half = 2.0 ** (math.floor(math.log2(abs(threshold))) - 8)
+    return threshold + half if rule.strict else threshold - half
 
 
 def refine(divergence: Divergence, target: Target, prompt: str | Sequence[int], params: DecodeParams) -> Divergence:
@@ -202,10 +218,8 @@ def _scores_at(target: Target, prompt: str | Sequence[int], params: DecodeParams
         logits, sampling = event.acceptance.logits, params.sampling
         noise = CoupledNoise(sampling.seed, params.sequence, params.rule.noise_step, logits.device)
         drawn = step_noise(state, state.masked, logits.shape[-1], sampling, noise)
-        if drawn is None:
-            return logits[row]
-        filtered = filter_logits(logits / sampling.temperature, sampling.top_k, sampling.top_p)
-        return (filtered - drawn)[row]
+        filtered = filter_logits(temper(logits, sampling.temperature), sampling.top_k, sampling.top_p)
+        return score_tokens(logits, filtered, drawn)[row]
     return None
 
 

@@ -17,13 +17,12 @@ from spot_dlm.state import MASKED, BlockState
 
 @dataclass(frozen=True)
 class DraftGraph:
-    """Nodes as arrays: canvas, step, reach probability and depth of each node, and the (parent, child) edges."""
+    """Nodes as arrays: canvas, step and reach probability of each node, and the (parent, child) edges, one step apart."""
 
     block: int
     canvases: Int64[np.ndarray, "N L"]
     steps: Int64[np.ndarray, " N"]
     reach: Float64[np.ndarray, " N"]
-    depths: Int64[np.ndarray, " N"]
     edges: Int64[np.ndarray, "E 2"]
 
     def __len__(self) -> int:
@@ -33,6 +32,11 @@ class DraftGraph:
     def root_only(cls, root: BlockState) -> "DraftGraph":
         """Return the graph without a guess: standard decoding."""
         return GraphBuilder(root, 1).build()
+
+    @property
+    def depths(self) -> Int64[np.ndarray, " N"]:
+        """Transitions between the root and each node."""
+        return self.steps - self.steps[0]
 
     @cached_property
     def index(self) -> dict[tuple[int, int, bytes], int]:
@@ -57,35 +61,36 @@ class DraftGraph:
             raise ValueError(f"draft graph: canvases must be int64 of shape [N, {length}], got {self.canvases.dtype} {self.canvases.shape}")
         if not 1 <= count <= budget:
             raise ValueError(f"draft graph: {count} nodes, the budget allows 1 to {budget} (the certain next state included)")
-        for name, dtype in (("steps", np.int64), ("reach", np.float64), ("depths", np.int64)):
+        for name, dtype in (("steps", np.int64), ("reach", np.float64)):
             array = getattr(self, name)
             if array.shape != (count,) or array.dtype != dtype:
                 raise ValueError(f"draft graph: {name} must be {np.dtype(dtype)} of shape [{count}], got {array.dtype} {array.shape}")
-        if self.depths[0] != 0 or (count > 1 and not 1 <= self.depths[1:].min() <= self.depths[1:].max() < count):
-            raise ValueError(f"draft graph: depths must be 0 for node 0 and 1..{max(count - 1, 1)} for guesses")
         if self.block != root.block or int(self.steps[0]) != root.step or not np.array_equal(self.canvases[0], root.canvas):
             raise ValueError("draft graph: node 0 must be the certain next state")
+        deepest = len(root.masked)
+        if count > 1 and not 1 <= int(self.steps[1:].min()) - root.step <= int(self.steps[1:].max()) - root.step <= deepest:
+            raise ValueError(
+                f"draft graph: a guess must be 1 to {deepest} steps after node 0 (step {root.step}), got {self.steps[1:].tolist()}"
+            )
         if self.canvases.min() < MASKED or self.canvases.max() >= vocab_size:
             raise ValueError(f"draft graph: token ids must lie in 0..{vocab_size - 1} (or {MASKED} for masked)")
         if (self.canvases != MASKED).all(axis=1).any():
             raise ValueError("draft graph: a complete block takes no node, its logits are not needed")
-        if (
-            self.edges.ndim != 2
-            or self.edges.shape[1] != 2
-            or (len(self.edges) and not (0 <= self.edges.min() <= self.edges.max() < count))
-        ):
+        if self.edges.ndim != 2 or self.edges.shape[1] != 2 or self.edges.dtype != np.int64:
+            raise ValueError(f"draft graph: edges must be int64 of shape [E, 2], got {self.edges.dtype} {self.edges.shape}")
+        if len(self.edges) and not 0 <= self.edges.min() <= self.edges.max() < count:
             raise ValueError(f"draft graph: edges must be pairs of node numbers in 0..{count - 1}")
+        if (self.steps[self.edges[:, 1]] != self.steps[self.edges[:, 0]] + 1).any():
+            raise ValueError("draft graph: an edge must lead to the next step")
 
 
 class GraphBuilder:
-    """Collects nodes up to a budget and merges equal states, adding their reach."""
+    """Collects nodes up to a budget and merges equal states; a node's reach is the sum over its parents."""
 
     def __init__(self, root: BlockState, budget: int) -> None:
         self.budget = budget
         self.states = [root]
-        self.reach = [1.0]
-        self.depths = [0]
-        self._edges: list[tuple[int, int]] = []
+        self._edges: dict[tuple[int, int], float] = {}
         self._index = {root.key: 0}
 
     @property
@@ -93,11 +98,21 @@ class GraphBuilder:
         """Whether the budget is spent."""
         return len(self.states) >= self.budget
 
-    def add(self, parent: int, state: BlockState, reach: float) -> int | None:
+    def add(self, parent: int, state: BlockState, probability: float) -> int | None:
         """Add a guess below `parent`; return its node, an existing one if the state is known, None if there is no room.
 
         A complete block is never added: its logits are not needed.
+
+        Args:
+            parent: node of the state before.
+            state: the guess, one step after it.
+            probability: that the target goes from `parent` to `state`.
+
+        Raises:
+            ValueError: if the state is not one step after its parent.
         """
+        if state.step != self.states[parent].step + 1:
+            raise ValueError(f"a guess at step {state.step} cannot follow a node at step {self.states[parent].step}")
         node = self._index.get(state.key)
         if node is None:
             if self.is_full or state.is_complete:
@@ -105,20 +120,16 @@ class GraphBuilder:
             node = len(self.states)
             self._index[state.key] = node
             self.states.append(state)
-            self.reach.append(reach)
-            self.depths.append(self.depths[parent] + 1)
-        else:
-            self.reach[node] += reach
-        self._edges.append((parent, node))
+        self._edges[parent, node] = probability
         return node
 
     def build(self) -> DraftGraph:
-        """Return the finished graph."""
-        return DraftGraph(
-            self.states[0].block,
-            np.stack([s.canvas for s in self.states]),
-            np.array([s.step for s in self.states], dtype=np.int64),
-            np.array(self.reach, dtype=np.float64),
-            np.array(self.depths, dtype=np.int64),
-            np.array(self._edges, dtype=np.int64).reshape(-1, 2),
-        )
+        """Return the finished graph, reach summed along the edges in step order."""
+        steps = np.array([s.step for s in self.states], dtype=np.int64)
+        reach = np.zeros(len(steps), dtype=np.float64)
+        reach[0] = 1.0
+        for (parent, node), probability in sorted(self._edges.items(), key=lambda edge: steps[edge[0][0]]):
+            reach[node] += reach[parent] * probability
+        canvases = np.stack([s.canvas for s in self.states])
+        edges = np.array(list(self._edges), dtype=np.int64).reshape(-1, 2)
+        return DraftGraph(self.states[0].block, canvases, steps, reach, edges)

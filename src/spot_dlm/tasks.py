@@ -84,7 +84,7 @@ def _passes(source: str, tests: list[str]) -> bool:
     program = "\n".join([source, "", *tests])
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=_PYTHON_TIMEOUT_S, stdin=subprocess.DEVNULL
+            [sys.executable, "-I", "-S", "-"], input=program.encode("utf-8"), capture_output=True, timeout=_PYTHON_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         return False

@@ -8,11 +8,12 @@ Example: `denoise(state, logits, UnmaskRule(), Sampling(temperature=1.0), Couple
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from spot_dlm.noise import CoupledNoise
@@ -59,13 +60,21 @@ class UnmaskRule:
             raise ValueError(f"num_per_step={self.num_per_step} must be at least 1")
         if self.num_per_step > 1 and self.select not in ("top", "left_to_right"):
             raise ValueError(f"num_per_step={self.num_per_step} has no meaning with select={self.select!r}; leave it at 1")
+        low, high = (-math.inf, 0.0) if self.confidence == "entropy" else (0.0, 1.0)
         if not math.isfinite(self.threshold):
             raise ValueError(f"threshold={self.threshold} must be finite")
+        if self.select in ("threshold", "leftmost_above") and not low <= self.threshold <= high:
+            raise ValueError(f"threshold={self.threshold} can never decide: confidence {self.confidence!r} lies in {low:g}..{high:g}")
         if not self.noise_step and self.confidence == "probability" and self.select != "left_to_right":
             raise ValueError(
                 "noise_step=False would change the law of the output: the order looks at the sampled token "
                 "(confidence='probability'); use max_probability, margin, entropy or left_to_right, or keep the step in the noise"
             )
+
+    @cached_property
+    def rounded_threshold(self) -> np.float32:
+        """The threshold at the rule's resolution, as confidences meet it."""
+        return np.float32(_round(torch.tensor(self.threshold, dtype=torch.float32), self.resolution).item())
 
 
 @dataclass(frozen=True)
@@ -92,15 +101,21 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Candidates:
-    """For every masked position: the token it would receive, its confidence in natural units and its ranking value.
+    """For every masked position: the token it would receive and its confidence.
 
-    `rank` orders positions (higher first) at the rule's resolution; `natural` is p, p1 - p2 or sum p log p, for thresholds.
+    `rank` orders positions (higher first) and `natural` (p, p1 - p2 or sum p log p) meets thresholds, both at the rule's
+    resolution; `fine` is the ranking value before any rounding.
     """
 
     positions: Int64[np.ndarray, " m"]
     tokens: Int64[np.ndarray, " m"]
     rank: Float32[np.ndarray, " m"]
     natural: Float32[np.ndarray, " m"]
+    fine: Float32[np.ndarray, " m"]
+
+    def take(self, at: Bool[np.ndarray, " m"] | slice) -> "Candidates":
+        """Return the candidates that a mask or a slice picks."""
+        return Candidates(self.positions[at], self.tokens[at], self.rank[at], self.natural[at], self.fine[at])
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,16 @@ def first_argmax(values: Float[Tensor, "m V"]) -> Int64[Tensor, " m"]:
     best = values.amax(dim=-1, keepdim=True)
     index = torch.arange(size, device=values.device)
     return torch.where(values == best, index, size).amin(dim=-1)
+
+
+def temper(logits: Float[Tensor, "m V"], temperature: float) -> Float[Tensor, "m V"]:
+    """Divide by the temperature in float32; by a tensor, because CUDA multiplies by the reciprocal of a Python number."""
+    return logits / logits.new_full((), temperature) if temperature > 0 else logits
+
+
+def score_tokens(logits: Float[Tensor, "m V"], filtered: Float[Tensor, "m V"], noise: Float[Tensor, "m V"] | None) -> Float[Tensor, "m V"]:
+    """Return what the choice of a token maximises: the logits themselves, or filtered logits minus the noise."""
+    return logits if noise is None else filtered - noise
 
 
 def filter_logits(logits: Float[Tensor, "m V"], top_k: int, top_p: float) -> Float[Tensor, "m V"]:
@@ -187,20 +212,19 @@ def propose(
     if count == 1:  # a lone row would be summed in another order, as a reduction to a scalar
         logits = logits.expand(2, -1)
         noise = None if noise is None else noise.expand(2, -1)
-    # a tensor divisor, because CUDA divides by a Python number through its reciprocal, which is not a float32 division
-    tempered = logits / logits.new_full((), sampling.temperature) if sampling.temperature > 0 else logits
+    tempered = temper(logits, sampling.temperature)
     filtered = filter_logits(tempered, sampling.top_k, sampling.top_p)
-    tokens = first_argmax(logits if noise is None else filtered - noise)
+    tokens = first_argmax(score_tokens(logits, filtered, noise))
     if int(tokens.amax()) >= logits.shape[-1]:
         raise ValueError(_bad_logits(positions, logits))
     source = {"raw": logits, "tempered": tempered, "filtered": filtered}[rule.source]
-    rank, natural = measure(source, tokens, rule.confidence)
+    fine, natural = measure(source, tokens, rule.confidence)
     natural = _round(natural, rule.resolution)
-    rank = rank if rule.resolution == "float32" else natural
-    table = torch.stack((rank, natural))[:, :count].cpu().numpy()
+    rank = fine if rule.resolution == "float32" else natural
+    table = torch.stack((rank, natural, fine))[:, :count].cpu().numpy()
     if np.isnan(table).any():
         raise ValueError(_bad_logits(positions, logits))
-    return Candidates(positions, tokens[:count].cpu().numpy(), table[0], table[1])
+    return Candidates(positions, tokens[:count].cpu().numpy(), *table)
 
 
 def _bad_logits(positions: Int64[np.ndarray, " m"], logits: Float[Tensor, "m V"]) -> str:
@@ -218,7 +242,7 @@ def select(candidates: Candidates, rule: UnmaskRule) -> Int64[np.ndarray, " k"]:
     order = np.argsort(-candidates.rank, kind="stable")
     if rule.select == "top":
         return order[: rule.num_per_step]
-    threshold = np.float32(_round(torch.tensor(rule.threshold, dtype=torch.float32), rule.resolution).item())
+    threshold = rule.rounded_threshold
     above = candidates.natural > threshold if rule.strict else candidates.natural >= threshold
     if rule.select == "threshold":
         return order[above[order]] if above.any() else order[:1]

@@ -38,8 +38,11 @@ CASES = {
     "leftmost_above-margin": {"select": "leftmost_above", "confidence": "margin", "threshold": 0.3},
     "threshold-entropy": {"select": "threshold", "confidence": "entropy", "threshold": -0.75},
     "left_to_right-max_probability": {"select": "left_to_right", "confidence": "max_probability", "top_p": 0.9, "source": "filtered"},
+    "top-probability-bfloat16": {"resolution": "bfloat16"},
+    "top-two-margin": {"num_per_step": 2, "confidence": "margin", "source": "tempered"},
+    "threshold-probability": {"select": "threshold", "threshold": 0.5, "strict": False},
+    "top-entropy-same-noise": {"confidence": "entropy", "noise_step": False},
 }
-LARGE = list(CASES)[:3]
 
 
 def options_of(case: str) -> dict:
@@ -84,7 +87,7 @@ class Tabulated:
     """`denoise` and `stale_candidates` with every state's candidates proposed for all sequences at once."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self.known: dict[tuple, tuple[np.ndarray, ...]] = {}
 
     def candidates(self, state, step, logits, rule, sampling, noise) -> Candidates:
         key = (state.key, step, noise.use_step)
@@ -93,7 +96,7 @@ class Tabulated:
             drawn = noise.table.values[:, step if noise.use_step else 0][:, torch.from_numpy(positions)]
             count = len(drawn)
             flat = propose(np.tile(positions, count), logits.repeat(count, 1), rule, sampling, drawn.flatten(0, 1))
-            self.known[key] = tuple(a.reshape(count, -1) for a in (flat.tokens, flat.rank, flat.natural))
+            self.known[key] = tuple(a.reshape(count, -1) for a in (flat.tokens, flat.rank, flat.natural, flat.fine))
         return Candidates(positions, *(a[noise.sequence] for a in self.known[key]))
 
     def denoise(self, state, logits, rule, sampling, noise):
@@ -159,7 +162,7 @@ def main(samples: int, broken_samples: int) -> dict:
     gc.set_threshold(100_000)
     target, table = ToyTargetAdapter(toy()), NoiseTable(20, samples)
     plain = decode.CoupledNoise, decode.denoise, stale.stale_candidates
-    jobs = [(case, variant, samples if case in LARGE else samples // 10) for case in CASES for variant in ("standard", "chain")]
+    jobs = [(case, variant, samples) for case in CASES for variant in ("standard", "chain")]
     jobs += [("top-probability", variant, broken_samples) for variant in list(VARIANTS)[2:]]
     result = {}
     for case, variant, count in jobs:

@@ -137,6 +137,7 @@ def test_reference_refuses_nothing_that_the_package_accepts():
     """Both know the same names, so a case above cannot silently test another rule."""
     for select, confidence, source, resolution in itertools.product(SELECTS, CONFIDENCES, SOURCES, RESOLUTIONS):
         options = {"select": select, "confidence": confidence, "source": source, "resolution": resolution}
+        options["threshold"] = -0.5 if confidence == "entropy" else 0.5
         rule, _, reference = split_rule(options)
         assert isinstance(reference, ReferenceRule)
         assert all(getattr(rule, name) == getattr(reference, name) for name in vars(rule))

@@ -67,17 +67,18 @@ class Adversarial:
         count = len(canvases)
         self.num_drafted += count - 1
         reach = rng.choice([0.0, 1.0, -3.0, 1e300, 1e-300, math.inf, math.nan], count)
-        depths = np.concatenate(([0], rng.integers(1, max(count, 2), count - 1)))
+        steps = np.array(steps, dtype=np.int64)
         edges = rng.integers(0, count, (rng.integers(0, 5), 2))
-        return DraftGraph(root.block, np.stack(canvases), np.array(steps, dtype=np.int64), reach, depths, edges)
+        edges = edges[steps[edges[:, 1]] == steps[edges[:, 0]] + 1]
+        return DraftGraph(root.block, np.stack(canvases), steps, reach, edges)
 
     def _guess(self, context, canvases):
         rng, root = self.rng, context.root
         kind = rng.integers(6)
         if kind == 0:  # anything at all
-            return rng.integers(MASKED, VOCAB, LENGTH), int(rng.integers(-2, LENGTH + 2))
+            return rng.integers(MASKED, VOCAB, LENGTH), self._step(root)
         if kind == 1:  # a node again, the root included
-            return canvases[rng.integers(len(canvases))].copy(), int(root.step + rng.integers(0, 3))
+            return canvases[rng.integers(len(canvases))].copy(), self._step(root)
         canvas = root.canvas.copy()
         if kind == 2:  # contradicts the root
             canvas[rng.integers(LENGTH)] = rng.integers(MASKED, VOCAB)
@@ -85,7 +86,10 @@ class Adversarial:
         stale = dict(zip(context.last.candidates.positions.tolist(), context.last.candidates.tokens.tolist(), strict=True))
         for position in rng.permutation(root.masked)[: rng.integers(1, 4)].tolist():  # a random, at times true, continuation
             canvas[position] = stale[position] if rng.integers(2) else rng.integers(VOCAB)
-        return canvas, root.step + 1 if kind < 5 else int(rng.choice([0, -1, 2**62, root.step, root.step + 2]))
+        return canvas, root.step + 1 if kind < 5 else self._step(root)
+
+    def _step(self, root):
+        return int(root.step + self.rng.integers(1, len(root.masked) + 1))
 
 
 @dataclass
@@ -187,7 +191,6 @@ def graph_of(root: BlockState, **changes) -> DraftGraph:
         np.stack([root.canvas, child.canvas]),
         np.array([root.step, child.step]),
         np.ones(2),
-        np.array([0, 1]),
         np.array([[0, 1]]),
     )
     graph = object.__new__(DraftGraph)
@@ -210,7 +213,7 @@ class Malformed:
 
 
 def resized(count):
-    return {k: (lambda a, count=count: np.repeat(a[-1:], count, 0)) for k in ("canvases", "steps", "reach", "depths")}
+    return {k: (lambda a, count=count: np.repeat(a[-1:], count, 0)) for k in ("canvases", "steps", "reach")}
 
 
 def edited(row, column, value):
@@ -231,12 +234,13 @@ MALFORMED = {
     "no nodes": (resized(0), "0 nodes, the budget allows 1 to 4"),
     "steps too short": ({"steps": lambda a: a[:1]}, r"steps must .*shape \[2\]"),
     "reach too long": ({"reach": lambda a: np.ones(3)}, r"reach must .*shape \[2\]"),
-    "depths too short": ({"depths": lambda a: a[:1]}, r"depths must .*shape \[2\]"),
-    "float depths": ({"depths": lambda a: a.astype(np.float64)}, "depths must be int64"),
     "float steps": ({"steps": lambda a: a + 0.5}, "steps must be int64"),
-    "a guess at depth 0": ({"depths": lambda a: a * 0}, "depths"),
-    "a negative depth": ({"depths": lambda a: -a}, "depths"),
-    "an absurd depth": ({"depths": lambda a: a * 10**12}, "depths"),
+    "a guess at the root's step": ({"steps": lambda a: a * 0 + a[0]}, "a guess must be 1 to"),
+    "a guess before the root": ({"steps": lambda a: np.array([a[0], a[0] - 1])}, "a guess must be 1 to"),
+    "an absurd step": ({"steps": lambda a: np.array([a[0], 2**62])}, "a guess must be 1 to"),
+    "edge backwards": ({"edges": lambda a: a[:, ::-1]}, "next step"),
+    "edge to itself": ({"edges": lambda a: np.array([[1, 1]])}, "next step"),
+    "float edges": ({"edges": lambda a: a.astype(np.float64)}, "edges must be int64"),
     "another block": ({"block": lambda b: b + 1}, "node 0 must be the certain next state"),
     "root's step": ({"steps": lambda a: a + 1}, "node 0 must be the certain next state"),
     "root not first": ({k: (lambda a: a[::-1]) for k in ("canvases", "steps")}, "node 0 must be the certain next state"),
@@ -344,8 +348,11 @@ def test_a_target_that_emits_the_mask_token_is_refused(drafter):
         (lambda: UnmaskRule(threshold=math.inf), "threshold=inf must be finite"),
         (lambda: UnmaskRule(noise_step=False), "noise_step=False would change the law"),
         (lambda: UnmaskRule(select="threshold", noise_step=False), "noise_step=False would change the law"),
-        (lambda: Sampling(temperature=-0.1), "temperature=-0.1 must be finite and at least 0"),
+        (lambda: Sampling(temperature=-0.1), "temperature=-0.1 must be finite, and 0 or at least"),
+        (lambda: Sampling(temperature=1e-30), "temperature=1e-30 must be"),
         (lambda: Sampling(temperature=math.nan), "temperature=nan"),
+        (lambda: UnmaskRule(select="threshold", threshold=90), "threshold=90 can never decide"),
+        (lambda: UnmaskRule(select="threshold", confidence="entropy"), "threshold=0.9 can never decide"),
         (lambda: Sampling(temperature=math.inf), "temperature=inf"),
         (lambda: Sampling(top_k=-1), "top_k=-1 must be at least 0"),
         (lambda: Sampling(top_p=0.0), "top_p=0.0 must be above 0"),

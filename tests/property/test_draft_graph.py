@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import fields
 
 import numpy as np
@@ -21,33 +20,40 @@ moves = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 
 
 
 def grow(moves, budget):
-    """Add random children; returns the builder and the reach that was added to each state."""
+    """Add random children; returns the builder and the probability of every edge by the states it joins."""
     root = BlockState.initial(3, [1], LENGTH)
-    builder, added, edges = GraphBuilder(root, budget), Counter({root.key: 1.0}), 0
-    for parent, at, token, reach in moves:
+    builder, known, edges = GraphBuilder(root, budget), {root.key}, {}
+    for parent, at, token, probability in moves:
         parent %= len(builder.states)
         state = builder.states[parent]
         child = state.commit(state.masked[at % len(state.masked)][None], np.array([token]))
-        known, full = child.key in added, builder.is_full
-        node = builder.add(parent, child, reach)
-        assert (node is None) == (child.is_complete or (full and not known))
+        seen, full = child.key in known, builder.is_full
+        node = builder.add(parent, child, probability)
+        assert (node is None) == (child.is_complete or (full and not seen))
         if node is not None:
             assert builder.states[node] == child
-            added[child.key] += reach
-            edges += 1
-    return builder, added, edges
+            known.add(child.key)
+            edges[state.key, child.key] = probability
+    return builder, edges
+
+
+def reach_of(key, edges, root):
+    """Sum over all paths, one by one."""
+    return 1.0 if key == root else sum(reach_of(a, edges, root) * p for (a, b), p in edges.items() if b == key)
 
 
 @SMALL
 @given(moves, st.integers(1, 9))
-def test_equal_states_are_one_node_and_reach_adds_up(moves, budget):
+def test_equal_states_are_one_node_and_reach_sums_over_paths(moves, budget):
     with unchecked():
-        builder, added, edges = grow(moves, budget)
+        builder, edges = grow(moves, budget)
     graph = builder.build()
     graph.validate(builder.states[0], budget, VOCAB)
-    assert len(graph) == len(added) == len({s.key for s in builder.states}) <= budget
-    assert [added[s.key] for s in builder.states] == pytest.approx(graph.reach.tolist())
-    assert len(graph.edges) == edges and not (graph.canvases == MASKED).all(axis=1).any() | (graph.canvases != MASKED).all(axis=1).any()
+    assert len(graph) == len({s.key for s in builder.states}) <= budget
+    root = builder.states[0].key
+    assert [reach_of(s.key, edges, root) for s in builder.states] == pytest.approx(graph.reach.tolist())
+    assert len(graph.edges) == len(edges)
+    assert not (graph.canvases == MASKED).all(axis=1).any() | (graph.canvases != MASKED).all(axis=1).any()
     for parent, child in graph.edges:
         assert graph.steps[child] == graph.steps[parent] + 1 and graph.depths[child] == graph.depths[parent] + 1
         gained = graph.canvases[child] != graph.canvases[parent]
@@ -59,22 +65,33 @@ def test_equal_states_are_one_node_and_reach_adds_up(moves, budget):
 
 
 def test_two_orders_of_the_same_content_meet():
-    root = BlockState.initial(0, [], 3)
+    root = BlockState.initial(0, [], 4)
     builder = GraphBuilder(root, 8)
     left, right = (root.commit(np.array([p]), np.array([t])) for p, t in ((0, 5), (1, 6)))
-    a, b = builder.add(0, left, 0.6), builder.add(0, right, 0.3)
-    both = builder.add(a, left.commit(np.array([1]), np.array([6])), 0.25)
-    assert builder.add(b, right.commit(np.array([0]), np.array([5])), 0.125) == both
+    a, b = builder.add(0, left, 0.6), builder.add(0, right, 0.25)
+    joined = left.commit(np.array([1]), np.array([6]))
+    both = builder.add(a, joined, 0.5)
+    below = builder.add(both, joined.commit(np.array([2]), np.array([7])), 0.5)
+    assert builder.add(b, right.commit(np.array([0]), np.array([5])), 0.4) == both  # after a child was added below it
     graph = builder.build()
-    assert len(graph) == 4 and graph.reach.tolist() == [1.0, 0.6, 0.3, 0.375] and graph.depths.tolist() == [0, 1, 1, 2]
-    assert graph.edges.tolist() == [[0, 1], [0, 2], [1, 3], [2, 3]]
+    assert below == 4 and graph.reach.tolist() == pytest.approx([1.0, 0.6, 0.25, 0.4, 0.2]) and graph.depths.tolist() == [0, 1, 1, 2, 3]
+    assert graph.edges.tolist() == [[0, 1], [0, 2], [1, 3], [3, 4], [2, 3]]
+
+
+def test_a_guess_follows_its_parent_by_one_step():
+    root = BlockState.initial(0, [], 3)
+    builder = GraphBuilder(root, 8)
+    child = root.commit(np.array([0]), np.array([1]))
+    for wrong in (root, BlockState(0, child.canvas, 2)):
+        with pytest.raises(ValueError, match="cannot follow"):
+            builder.add(0, wrong, 0.5)
 
 
 def test_of_duplicated_nodes_the_first_is_found():
     root = BlockState.initial(0, [], 2)
     child = root.commit(np.array([0]), np.array([1]))
     canvases = np.stack([root.canvas, child.canvas, child.canvas])
-    graph = DraftGraph(0, canvases, np.array([0, 1, 1]), np.ones(3), np.array([0, 1, 1]), np.zeros((0, 2), np.int64))
+    graph = DraftGraph(0, canvases, np.array([0, 1, 1]), np.ones(3), np.zeros((0, 2), np.int64))
     graph.validate(root, 3, 2)
     assert graph.find(child) == 1
 

@@ -20,7 +20,7 @@ CONFIDENCES = ("probability", "max_probability", "margin", "entropy")
 
 
 def bits(candidates: Candidates, at=slice(None)) -> tuple:
-    return tuple(getattr(candidates, name)[at].tobytes() for name in ("positions", "tokens", "rank", "natural"))
+    return tuple(getattr(candidates, name)[at].tobytes() for name in ("positions", "tokens", "rank", "natural", "fine"))
 
 
 def drawn(rng, rows, vocab, scale):
@@ -96,7 +96,7 @@ ranks = st.lists(st.integers(0, 4), min_size=1, max_size=7)
 
 def candidates_of(values, offset=2):
     values = np.array(values, dtype=np.float32) / 4
-    return Candidates(np.arange(len(values)) * 2 + offset, np.arange(len(values)) + 10, values, values)
+    return Candidates(np.arange(len(values)) * 2 + offset, np.arange(len(values)) + 10, values, values, values)
 
 
 @SMALL
@@ -108,7 +108,7 @@ def test_select_top_is_the_stable_order(values, k):
 
 
 @SMALL
-@given(ranks, st.integers(0, 5), st.booleans())
+@given(ranks, st.integers(0, 4), st.booleans())
 def test_select_by_threshold(values, limit, strict):
     above = [i for i, v in enumerate(values) if (v > limit if strict else v >= limit)]
     best = [values.index(max(values))]

@@ -18,7 +18,7 @@ from spot_dlm.transition import Candidates, UnmaskRule, commit, propose
 def still_masked(candidates: Candidates, state: BlockState) -> Candidates:
     """Restrict candidates to the positions that are masked in `state`."""
     at = state.canvas[candidates.positions] == MASKED
-    return Candidates(candidates.positions[at], candidates.tokens[at], candidates.rank[at], candidates.natural[at])
+    return candidates.take(at)
 
 
 def stale_candidates(context: DraftContext, depths: int, coupled: bool) -> Iterator[Candidates]:
@@ -39,17 +39,17 @@ def stale_candidates(context: DraftContext, depths: int, coupled: bool) -> Itera
     flat = propose(positions, context.logits[rows].repeat(depths, 1), context.rule, context.sampling, torch.cat(noise))
     for depth in range(depths):
         at = slice(depth * count, (depth + 1) * count)
-        yield Candidates(flat.positions[at], flat.tokens[at], flat.rank[at], flat.natural[at])
+        yield flat.take(at)
 
 
 def stale_chain(context: DraftContext, budget: int, rule: UnmaskRule, coupled: bool) -> DraftGraph:
     """Return the chain of states that `rule` visits from the root on stale candidates, until the budget or the block ends."""
     builder = GraphBuilder(context.root, budget)
     state, node = context.root, 0
-    depths = min(budget - 1, len(state.masked) - 1)
+    depths = min(budget - 1, -(-len(state.masked) // rule.num_per_step) - 1)
     for candidates in stale_candidates(context, depths, coupled):
         state = commit(state, still_masked(candidates, state), rule).state
-        added = builder.add(node, state, builder.reach[node])
+        added = builder.add(node, state, 1.0)
         if added is None:
             break
         node = added

@@ -105,10 +105,12 @@ class BlockCausalTarget:
         hidden = self._hidden(_own(prefix), torch.from_numpy(ids), self._all_visible).flatten(0, 1)
         wanted = np.flatnonzero(masked.reshape(-1))
         count = len(wanted)
-        if count < self._min_tokens:
-            wanted = np.concatenate((wanted, np.repeat(wanted[:1], self._min_tokens - count)))
+        least = self._padded_rows * length if self._padded_rows > 1 else self._min_tokens
+        if count < least:
+            wanted = np.concatenate((wanted, np.repeat(wanted[:1], least - count)))
         logits = self._model.lm_head(hidden[torch.from_numpy(wanted).to(hidden.device)])[:count].float()
         logits.index_fill_(1, self._excluded, -torch.inf)
+        self._wait()
         return MaskedLogits(logits, [0, *np.cumsum(masked.sum(axis=1)).tolist()])
 
     @property
@@ -119,6 +121,12 @@ class BlockCausalTarget:
         written: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._hidden(prefix, torch.from_numpy(token_ids.copy())[None], visible, written)
         prefix.append(*written)
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait for an accelerator's queue, so that the seconds of a pass are counted as the target's."""
+        if self._spec.device.type == "cuda":
+            torch.cuda.synchronize(self._spec.device)
 
     def _hidden(
         self, prefix: PrefixCache, ids: Tensor, visible: Tensor, written: tuple[list[Tensor], list[Tensor]] | None = None

@@ -65,14 +65,22 @@ def load_target(
         mask_token_id = codec.id_of(family.mask_token)
     if mask_token_id is None:
         raise ValueError(f"{model}: config.json has no mask_token_id and the tokenizer has no {family.mask_token}")
+    vocab_size = host.config.vocab_size
+    ends = frozenset(_stop_ids(folder, config) if stop_ids is None else stop_ids)
+    for name, value in (("mask_token_id", mask_token_id), *(("end token", i) for i in sorted(ends))):
+        if not 0 <= int(value) < vocab_size:
+            raise ValueError(f"{model}: {name} {value} lies outside the vocabulary of {vocab_size}")
+    length = _block_length(config, family, model) if block_length is None else block_length
+    if length < 1:
+        raise ValueError(f"block_length={length} must be at least 1")
     spec = TargetSpec(
         name=model,
         family=family.name,
-        block_length=block_length or _block_length(config, family, model),
-        vocab_size=int(config["vocab_size"]),
+        block_length=length,
+        vocab_size=vocab_size,
         mask_token_id=int(mask_token_id),
-        stop_ids=frozenset(_stop_ids(folder, config) if stop_ids is None else stop_ids),
-        max_length=int(config.get("max_position_embeddings", 32768)),
+        stop_ids=ends,
+        max_length=int(config.get("max_position_embeddings") or 32768),
         device=place,
         dtype=str(number).removeprefix("torch."),
         num_parameters=sum(p.numel() for p in host.parameters()),
@@ -132,9 +140,9 @@ def _stop_ids(folder: Path, config: dict[str, Any]) -> set[int]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Hash config.json, and of every weights file its size, its header and samples spread over it (a full pass reads gigabytes)."""
+    """Hash config.json, and of the tokenizer and every weights file the size and samples spread over it (all would be gigabytes)."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("tokenizer.json")]):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
