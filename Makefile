@@ -3,15 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# An index with CPU builds of torch, where the default one would bring CUDA: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 
-.PHONY: demo test check setup clean help
+.PHONY: demo test check setup verify-full clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,bench]'
 	@touch $(STAMP)
 
@@ -21,13 +23,18 @@ demo: setup  ## decode with the shipped model, plainly and speculatively, and pr
 	$(BIN)/spot demo
 
 test: setup  ## run the tests (under five minutes on two cores)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: setup  ## lint, types and import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+GRID = --drafter all --nodes 2 --nodes 4 --nodes 8 --nodes 16 --temperature 0 --temperature 1 --rule standard --rule bfloat16 --json
+verify-full: setup  ## the whole grid of `spot verify` behind the README's figures (about an hour on two cores)
+	$(BIN)/spot verify $(GRID) --limit 50 --max-new-tokens 64 | tail -n 1 > results/verify-families.json & \
+	$(BIN)/spot verify $(GRID) --limit 164 --task humaneval --max-new-tokens 20 | tail -n 1 > results/verify-humaneval.json & wait
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

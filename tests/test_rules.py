@@ -62,7 +62,7 @@ def test_errors_name_what_is_wrong(text: str, named: str) -> None:
 _PARTS = [
     st.sampled_from(["", "ltr", "threshold=0.9", "threshold=1e-07", "threshold=0.5,non-strict", "leftmost=0.25", "k=3", "ltr,k=2"]),
     st.sampled_from(["", "confidence=margin", "confidence=max_probability", "confidence=entropy", "confidence=probability"]),
-    st.sampled_from(["", "source=raw", "source=filtered", "source=tempered"]),
+    st.sampled_from(["", "sdar", "source=raw", "source=filtered", "source=tempered"]),
     st.sampled_from(["", "bfloat16", "resolution=float32", "resolution=bfloat16"]),
 ]
 

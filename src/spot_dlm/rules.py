@@ -1,6 +1,6 @@
 """The text form of an unmask rule, as the command line and result files write it.
 
-A rule is comma-separated parts: a preset (`standard`, `bfloat16`, `ltr`), a flag (`non-strict`) or `key=value`. Knows nothing of commands.
+A rule is comma-separated parts: a preset (`standard`, `bfloat16`, `sdar`, `ltr`), a flag (`non-strict`) or `key=value`. Knows nothing of commands.
 
 Example: `parse_rule("threshold=0.9,non-strict")` and back: `describe(rule)`.
 """
@@ -11,13 +11,14 @@ from typing import Any, get_args
 from spot_dlm.transition import Confidence, Resolution, Source, UnmaskRule
 
 ALLOWED = (
-    "standard | bfloat16 | ltr | k=INT | threshold=X[,non-strict] | leftmost=X[,non-strict] | "
+    "standard | bfloat16 | sdar | ltr | k=INT | threshold=X[,non-strict] | leftmost=X[,non-strict] | "
     f"confidence={'|'.join(get_args(Confidence))} | source={'|'.join(get_args(Source))} | "
     f"resolution={'|'.join(get_args(Resolution))} | no-step-noise, joined by commas"
 )
 _FLAGS: dict[str, dict[str, Any]] = {
     "standard": {},
     "bfloat16": {"resolution": "bfloat16"},
+    "sdar": {"source": "filtered"},  # what SDAR's own decoder compares: the probability after temperature, top-k and top-p
     "ltr": {"select": "left_to_right"},
     "strict": {"strict": True},
     "non-strict": {"strict": False},
