@@ -3,10 +3,12 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cli.broken_targets import Uneven
 from cli.conftest import Spot
-from tiny_checkpoints import write_sdar
+from tiny_checkpoints import MASK, write_sdar
 
 from spot_dlm import __version__
 
@@ -26,6 +28,8 @@ from spot_dlm import __version__
         (["generate", "a", "--rule", "fast"], "allowed"),
         (["generate", "a", "-n", "0"], "-n 0"),
         (["generate", "a", "--strict", "0"], "--strict 0"),
+        (["generate", "a", "--strict", "4"], "--strict 4 is below --nodes 8: larger passes would not have the same shape"),
+        (["verify", "--limit", "1", "--strict", "4", "--nodes", "2", "--nodes", "16"], "--strict 4 is below --nodes 16"),
         (["generate", "a", "--device", "toaster"], "--device toaster"),
         (["generate", "a", "--dtype", "int3"], "float32"),
         (["generate", "a", "--overwrite"], "--out"),
@@ -81,6 +85,18 @@ def test_without_tokenizer_ids_still_work(spot: Spot, tmp_path: Path) -> None:
     assert done.code == 0 and len(done.rows[0]["token_ids"]) == 4
 
 
+def test_a_target_that_fails(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch raises RuntimeError, often over several lines."""
+
+    class Failing(Uneven):
+        def evaluate(self, *_: Any) -> Any:
+            raise RuntimeError("not implemented\n  for 'Half'")
+
+    monkeypatch.setattr("spot_dlm.cli.options.load_target", lambda *_, **__: Failing(0.0))
+    outcome = spot("generate", "a")
+    assert outcome.code == 2 and outcome.err == "spot: not implemented for 'Half'\n"
+
+
 def test_debug_shows_the_traceback(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOT_DEBUG", "1")
     with pytest.raises(ValueError, match="nodes=0"):
@@ -98,7 +114,7 @@ def test_help_and_version(spot: Spot) -> None:
 def test_info(spot: Spot) -> None:
     facts = json.loads(spot("info", "--json").out)
     assert facts["family"] == "sdar" and facts["rows_independent"] is True and facts["context"] == 512
-    assert "<|MASK|>" in next(iter(facts["mask_token"].values())) or facts["mask_token"]
+    assert facts["mask_token"] == {str(MASK): "'<|MASK|>'"}
     assert facts["sizes"]["layers"] == 2 and facts["default"]["nodes"] == 8
     table = spot("info").out
     assert "rows independent" in table and "yes" in table

@@ -1,5 +1,6 @@
 """`spot generate`: answers, JSON, samples, prompt files, result files that continue."""
 
+import fcntl
 import io
 import json
 import sys
@@ -34,6 +35,7 @@ def test_json_is_one_document_and_drafters_agree(spot: Spot) -> None:
     assert answers["root"] == answers["chain"] == answers["chain-published"] == answers["ltr"]
     assert answers["root"][0] != answers["root"][1], "samples have noise of their own"
     assert documents["ltr"]["settings"]["drafter"] == "ltr" and documents["ltr"]["settings"]["rule"] == "standard"
+    assert documents["ltr"]["settings"]["format"] == 1 and "command" not in documents["ltr"]["settings"]
     assert documents["root"]["counts"]["nfe"] >= documents["chain"]["counts"]["nfe"] > 0
 
 
@@ -80,6 +82,38 @@ def test_out_continues_and_repairs(spot: Spot, tmp_path: Path) -> None:
     assert [json.loads(line)["settings"]["seed"] for line in out.open(encoding="utf-8")] == [7] * 4
     write(out, "{}")
     assert "not a result line" in spot(*command).err
+
+
+def test_out_never_harms_other_files(spot: Spot, tmp_path: Path) -> None:
+    prompts, out = write(tmp_path / "p.jsonl", {"id": 1, "prompt": "a"}), tmp_path / "out.jsonl"
+    command = ("generate", "--prompts", prompts, *SHORT)
+    for content in ("a note", '{"id": 1, "prompt": "a"}', '{"name": "x', "{}", "[1"):
+        out.write_text(content, "utf-8")
+        refused = spot(*command, "--out", out)
+        assert refused.code == 2 and f"{out}:1: not a result line of spot" in refused.err and out.read_text("utf-8") == content
+    (tmp_path / "link.jsonl").symlink_to(prompts)
+    before = prompts.read_bytes()
+    for name in ("p.jsonl", "link.jsonl"):
+        for more in ((), ("--overwrite",)):
+            refused = spot(*command, "--out", tmp_path / name, *more)
+            assert refused.code == 2 and "is the file of --prompts" in refused.err and prompts.read_bytes() == before
+    for content in ("", "{", '{"id": ', '{"id": "x", "sample": 0, "te'):
+        out.write_text(content, "utf-8")
+        assert spot(*command, "--out", out).code == 0 and len(out.read_text("utf-8").splitlines()) == 1
+
+
+def test_out_is_locked(spot: Spot, tmp_path: Path) -> None:
+    prompts, out = write(tmp_path / "p.jsonl", {"prompt": "a"}), tmp_path / "out.jsonl"
+    command = ("generate", "--prompts", prompts, "--out", out, *SHORT)
+    assert spot(*command).code == 0
+    before = out.read_bytes()
+    with out.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for more in ((), ("--overwrite",)):
+            refused = spot(*command, *more)
+            assert refused.code == 2 and "another run is writing this file" in refused.err and refused.err.count("\n") == 1
+            assert out.read_bytes() == before
+    assert spot(*command).code == 0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Interruptions as they happen: ctrl-C, a kill, a full disk, a closed pipe; nothing finished is lost."""
+"""Interruptions as they happen: ctrl-C, a kill, a full disk, a closed pipe, a terminal that goes; nothing finished is lost."""
 
 import json
 import os
+import pty
 import resource
 import signal
 import subprocess
@@ -117,3 +118,67 @@ def test_broken_pipe_is_quiet(command: list[str], tmp_path: Path) -> None:
     os.close(reader)
     assert wait(child) == 141
     assert err.read_text("utf-8") == ""
+
+
+def test_closed_pipe_at_a_table(tmp_path: Path) -> None:
+    """Rich's own answer to a closed pipe is exit code 1, which would read as not identical."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    err = tmp_path / "stderr"
+    child = fork(["info", "--threads", "1"], writer, os.open(err, os.O_WRONLY | os.O_CREAT))
+    os.close(writer)
+    assert wait(child) == 141
+    assert err.read_text("utf-8") == ""
+
+
+def a_usual_terminal() -> None:
+    os.environ["TERM"] = "xterm-256color"
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        os.environ.pop(name, None)
+
+
+def shown_on(terminal: int) -> bytes:
+    """Return all that is written to a terminal until its other end is closed everywhere."""
+    shown = b""
+    try:
+        while piece := os.read(terminal, 4096):
+            shown += piece
+    except OSError:  # Linux's end of file
+        pass
+    os.close(terminal)
+    return shown
+
+
+@pytest.mark.parametrize("where", ["file", "terminal", "gone"])
+def test_results_with_stderr_on_a_terminal(command: list[str], tmp_path: Path, where: str) -> None:
+    """The bar leaves stdout alone, is not shown between results on the same screen, and may lose its terminal."""
+    out = tmp_path / "stdout"
+    ours, theirs = pty.openpty()
+    stdout = theirs if where == "terminal" else os.open(out, os.O_WRONLY | os.O_CREAT)
+
+    def prepare() -> None:
+        os.close(ours)
+        os.close(theirs)
+        a_usual_terminal()
+
+    child = fork(command, stdout, theirs, prepare)
+    os.close(theirs)
+    if where == "gone":
+        os.close(ours)
+        assert wait(child) == 0 and len(answers(out)) == COUNT
+        return
+    shown = shown_on(ours)
+    assert wait(child) == 0
+    assert (b"decoding" in shown) == (where == "file")
+    if where == "terminal":
+        out.write_bytes(shown.replace(b"\r\n", b"\n"))
+    assert len(answers(out)) == COUNT
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_descriptors(command: list[str], tmp_path: Path, closed: str) -> None:
+    code = "from spot_dlm.cli import main; main()"
+    words = [sys.executable, "-c", code, *command, "--out", str(tmp_path / "out.jsonl"), "--stats"]
+    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *words], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0 and done.stdout == ""
+    assert len(answers(tmp_path / "out.jsonl")) == COUNT

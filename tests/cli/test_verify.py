@@ -1,6 +1,7 @@
 """`spot verify` and `spot demo`: identity is proven, broken targets are reported and fail."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_identical(spot: Spot, prompts: Path) -> None:
     assert report["nfe_standard"] / report["nfe_speculative"] == report["nfe_reduction"] >= 1
     assert len(report["rows"]) == 2 * 2 * 3 * 2 and sum(r["nfe_standard"] for r in report["rows"]) == report["nfe_standard"]
     assert report["provenance"]["rule"] == ["standard", "threshold=0.3"] and report["provenance"]["threads"] == 1
+    assert shlex.split(report["command"])[:4] == ["spot", "verify", "--prompts", str(prompts)] and report["provenance"]["format"] == 1
     table = spot("verify", "--prompts", prompts, "--limit", 1, "--max-new-tokens", 4, "--temperature", 0)
     assert table.code == 0 and "all identical" in table.out
 

@@ -1,24 +1,26 @@
 """The command `spot`: generate, verify, info, demo. Answers go to stdout, progress and errors to stderr.
 
-`main` turns what a user can cause (bad values, missing files, a full disk, ctrl-C) into one line and an exit code; SPOT_DEBUG=1 shows
-the traceback. Exit codes: 0 done, 1 not identical, 2 bad input, 130 interrupted, 141 the reader of stdout went away.
+`main` turns what a user can cause (bad values, missing files, a full disk, an operation the device lacks, ctrl-C) into one line and an
+exit code; SPOT_DEBUG=1 shows the traceback. Exit codes: 0 done, 1 not identical, 2 bad input or a run that cannot go on, 130
+interrupted, 141 the reader of stdout went away.
 
 Example: `main(["info", "--json"])`.
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated
 
-import torch
 import typer
 
 from spot_dlm import __version__
 from spot_dlm.cli.demo import demo
 from spot_dlm.cli.generate import generate
 from spot_dlm.cli.info import info
+from spot_dlm.cli.show import COMMAND
 from spot_dlm.cli.verify import verify
 
 app = typer.Typer(
@@ -59,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = os.environ.get("SPOT_DEBUG", "") not in ("", "0")
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
-    except BrokenPipeError:
+        print(end="", flush=True)
+    except (BrokenPipeError, SystemExit):  # rich exits where stdout's reader is gone; nothing else does here
         code = 141
         _silence_stdout()
     except KeyboardInterrupt as stop:
         code = 130
         _say(str(stop) or "interrupted")
-    except (ValueError, OSError, torch.OutOfMemoryError, MemoryError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if debug:
             raise
         code = 2
@@ -78,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> int:
     """Run one command without typer's own error output; usage errors become ValueError."""
+    COMMAND.set(shlex.join(["spot", *arguments]))
     command = typer.main.get_command(app)
     try:
         with command.make_context("spot", arguments or ["--help"]) as context:
@@ -100,14 +103,15 @@ def _one_line(error: BaseException) -> str:
 
 
 def _say(message: str) -> None:
-    with suppress(OSError):
-        print(f"spot: {message}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(f"spot: {message}", file=sys.stderr, flush=True)
 
 
 def _silence_stdout() -> None:
     """Point stdout at nothing if it cannot be flushed, so that the interpreter does not complain when it exits."""
     try:
-        sys.stdout.flush()
+        print(end="", flush=True)
     except (OSError, ValueError):
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

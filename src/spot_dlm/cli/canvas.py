@@ -1,4 +1,5 @@
-"""The live canvas of `--watch`: committed tokens coloured by the pass that committed them, drafts dim, masked positions as dots.
+"""The live canvas of `--watch`: committed tokens coloured by the pass that committed them, masked positions as dots, and dim the guesses
+of the last pass that were not taken.
 
 An observer of events: it changes nothing. Example: `with Canvas(target, console) as canvas: canvas.show(event)`.
 """

@@ -52,10 +52,7 @@ def demo(
       spot demo
       spot demo --nodes 16 --temperature 1 --number 2
     """
-    params = o.decode_params(
-        temperature=temperature, top_p=1.0, top_k=0, seed=seed, rule=o.DEFAULT_RULE, max_new_tokens=o.MAX_NEW_TOKENS, nodes=nodes,
-        block_length=None, stop="block",
-    )  # fmt: skip
+    params = o.decode_params(temperature=temperature, seed=seed, nodes=nodes)
     if number < 1:
         raise ValueError(f"--number {number} must be at least 1")
     build_drafter(drafter)

@@ -17,7 +17,7 @@ from rich.console import Console
 from spot_dlm.cli import options as o
 from spot_dlm.cli.canvas import Canvas
 from spot_dlm.cli.jsonl import PromptLine, ResultFile, read_prompts
-from spot_dlm.cli.show import progress_bar, provenance, stats_table
+from spot_dlm.cli.show import progress_bar, provenance, stats_table, stderr_console
 from spot_dlm.decode import Finished, Result, check_prompt, decode_steps
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
@@ -84,8 +84,11 @@ def generate(
         raise ValueError(f"-n {samples} must be at least 1")
     if overwrite and out is None:
         raise ValueError("--overwrite needs --out")
+    if out is not None and prompts is not None and out.is_file() and out.samefile(prompts):
+        raise ValueError(f"--out {out} is the file of --prompts; give another --out")
+    o.check_strict(strict, nodes)
     guess = build_drafter(drafter)
-    console = Console(stderr=True)
+    console = stderr_console()
     lines = _prompt_lines(prompt, prompts, console)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))
     jobs = [prepare(target, line, params) for line in lines]
@@ -158,7 +161,9 @@ class _Run:
         if self.num_skipped:
             self._console.print(f"spot: {self.num_skipped} of {total} decodes are finished already", highlight=False)
         rows: list[dict[str, Any]] = []
-        shown = self._console.is_terminal and not self._watch and total > 1
+        prints = self._file is None and not self._quiet
+        on_screen = prints and sys.stdout is not None and sys.stdout.isatty()
+        shown = self._console.is_terminal and not self._watch and not on_screen and total > 1
         try:
             with progress_bar(self._console, "decoding", total, self.num_skipped, shown) as advance:
                 for job, sample in todo:

@@ -3,6 +3,7 @@
 Knows nothing of targets. Example: `read_prompts(Path("prompts.jsonl"))[0].prompt`.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 KNOWN = ("id", "prompt", "prompt_ids", "seed", "temperature", "max_new_tokens")
 _SAMPLES = 2**32
+_BEGINNING = b'{"id": '  # of every result line, see _Run._one and ResultFile.append
 
 
 @dataclass(frozen=True)
@@ -100,45 +102,71 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_half_written(tail: bytes) -> bool:
+    """Whether a last line without its end can be what is left of a result line, and not a whole line of something else."""
+    if not tail.startswith(_BEGINNING):
+        return _BEGINNING.startswith(tail)
+    try:
+        json.loads(tail)
+    except ValueError:
+        return True
+    return False
+
+
 class ResultFile:
     """An append-only file of result lines that a second run continues.
 
     Every line carries the settings that made it, so a file never mixes two. A half-written last line is removed, a failed write
-    is taken back.
+    is taken back. The file is locked while it is open.
 
     Raises:
-        ValueError: if a line is damaged or was made with other settings.
+        ValueError: if a line is damaged, is no result line or was made with other settings, or another run has the file.
         OSError: if the file cannot be opened.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], overwrite: bool = False) -> None:
         self._path, self._settings = path, settings
         self.finished: dict[tuple[str, int], dict[str, Any]] = {}
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if overwrite else 0)
-        self._file = os.open(path, flags, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             if stat.S_ISREG(os.fstat(self._file).st_mode):
+                self._lock()
+                if overwrite:
+                    os.ftruncate(self._file, 0)
                 self._read()
         except BaseException:
             os.close(self._file)
             raise
 
+    def _lock(self) -> None:
+        with suppress(OSError):  # some file systems have no locks
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(f"{self._path}: another run is writing this file; wait for it or give another --out") from error
+
     def _read(self) -> None:
         data = self._path.read_bytes()
-        complete = data.rfind(b"\n") + 1
-        for number, line in enumerate(data[:complete].split(b"\n")[:-1], 1):
-            where = f"{self._path}:{number}"
-            try:
-                row = _object(line, where)
-                key = str(row["id"]), int(row["sample"])
-                differing = self._differing(dict(row["settings"]))
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{where}: not a result line of spot ({error}); give another --out or --overwrite") from error
-            if differing:
-                raise ValueError(f"{where}: made with other settings ({differing}); give another --out or --overwrite")
+        *lines, tail = data.split(b"\n")
+        for number, line in enumerate(lines, 1):
+            key, row = self._row(line, number)
             self.finished[key] = row
-        if complete < len(data):
-            os.ftruncate(self._file, complete)
+        if tail:
+            if not _is_half_written(tail):
+                self._row(tail, len(lines) + 1)
+            os.ftruncate(self._file, len(data) - len(tail))
+
+    def _row(self, line: bytes, number: int) -> tuple[tuple[str, int], dict[str, Any]]:
+        where = f"{self._path}:{number}"
+        try:
+            row = _object(line, where)
+            key = str(row["id"]), int(row["sample"])
+            differing = self._differing(dict(row["settings"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{where}: not a result line of spot ({error}); give another --out or --overwrite") from error
+        if differing:
+            raise ValueError(f"{where}: made with other settings ({differing}); give another --out or --overwrite")
+        return key, row
 
     def _differing(self, found: dict[str, Any]) -> str:
         keys = [k for k in {**self._settings, **found} if self._settings.get(k) != found.get(k)]

@@ -17,9 +17,9 @@ from spot_dlm.targets import SHIPPED, load_target
 from spot_dlm.transition import Sampling
 
 DEFAULT_DRAFTER = "chain"
-DEFAULT_NODES = 8
+DEFAULT_NODES = DecodeParams().nodes
 DEFAULT_RULE = "standard"
-MAX_NEW_TOKENS = 128
+MAX_NEW_TOKENS = DecodeParams().max_new_tokens
 
 _NAMES = " | ".join(DRAFTERS)
 _RULE_HELP = f"Unmask rule: {ALLOWED}."
@@ -46,7 +46,8 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu | cuda | ...; 
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; default: 1 for the shipped model, else torch's.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Encode the bare prompt, without the chat template.")]
 Strict = Annotated[
-    int, typer.Option("--strict", metavar="ROWS", help="Evaluate every pass at so many rows at least (equal kernels on any device).")
+    int,
+    typer.Option("--strict", metavar="ROWS", help="Evaluate every pass at so many rows: --nodes or more (equal kernels on any device)."),
 ]
 PromptsFile = Annotated[
     Path | None,
@@ -93,17 +94,27 @@ def _check_device(name: str) -> None:
         raise ValueError(f"--device {name} cannot be used: {reason}") from error
 
 
+def check_strict(strict: int, nodes: int) -> None:
+    """Refuse a number of rows that the largest pass exceeds; 1 is off.
+
+    Raises:
+        ValueError: naming both values.
+    """
+    if 1 < strict < nodes:
+        raise ValueError(f"--strict {strict} is below --nodes {nodes}: larger passes would not have the same shape")
+
+
 def decode_params(
     *,
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    seed: int,
-    rule: str,
-    max_new_tokens: int,
-    nodes: int,
-    block_length: int | None,
-    stop: str,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+    rule: str = DEFAULT_RULE,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    nodes: int = DEFAULT_NODES,
+    block_length: int | None = None,
+    stop: str = "block",
 ) -> DecodeParams:
     """Validate the decoding options.
 

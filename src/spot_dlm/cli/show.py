@@ -1,14 +1,16 @@
 """What several commands print: the table of counts, the progress bar, the provenance of a result.
 
-Example: `Console(stderr=True).print(stats_table(result.counts))`.
+Example: `stderr_console().print(stats_table(result.counts))`.
 """
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from importlib.metadata import version
+from typing import IO, Any, cast
 
 import torch
-import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -19,15 +21,42 @@ from spot_dlm.noise import NOISE_VERSION
 from spot_dlm.rules import describe
 from spot_dlm.stats import Counts
 
+COMMAND: ContextVar[str] = ContextVar("COMMAND", default="")  # the command line that runs, for reports
+
+
+class _Stderr:
+    """Stderr, if there is one; what it cannot take (terminal gone, pipe closed) is dropped: remarks never end a run."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, AttributeError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, AttributeError):
+            self._stream.flush()
+
+
+def stderr_console() -> Console:
+    """Return the console for progress and remarks."""
+    return Console(file=cast(IO[str], _Stderr()))
+
 
 def provenance(target: Target, params: DecodeParams) -> dict[str, Any]:
     """Return what decides the tokens: model, device, versions, rule, sampling, lengths."""
     spec = target.spec
     return {
+        "format": 1,
         "spot": spot_dlm.__version__,
         "noise": NOISE_VERSION,
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "model": spec.name,
         "fingerprint": spec.fingerprint,
         "num_parameters": spec.num_parameters,
@@ -66,10 +95,11 @@ def stats_table(counts: Counts) -> Table:
 
 @contextmanager
 def progress_bar(console: Console, title: str, total: int, completed: int = 0, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a bar on the console; the function it gives advances by one, with so many tokens more."""
+    """Show a bar on the console; the function it gives advances by one, with so many tokens more. Stdout is left alone."""
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeRemainingColumn())
     tokens = 0
-    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+    bar = Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False, redirect_stderr=False)
+    with bar as progress:
         task = progress.add_task(title, total=total, completed=completed, tokens=0)
 
         def advance(new_tokens: int) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from spot_dlm.cli import options as o
 from spot_dlm.cli.generate import Job, prepare
 from spot_dlm.cli.jsonl import PromptLine, read_prompts
-from spot_dlm.cli.show import progress_bar, provenance
+from spot_dlm.cli.show import COMMAND, progress_bar, provenance, stderr_console
 from spot_dlm.compare import Divergence, first_divergence, refine, standard_trajectory, trajectory
 from spot_dlm.drafters import DRAFTERS, build_drafter
 from spot_dlm.interfaces import Drafter, Target
@@ -78,7 +78,7 @@ def verify(
 
     JSON keys: cases = number of comparisons (prompt x temperature x rule x drafter x nodes), identical = how many of them are,
     divergences = those that are not, nfe_standard and nfe_speculative = decoding passes summed over the cases, nfe_reduction = their
-    ratio, seconds_standard and seconds_speculative, rows = the same for every setting, provenance.
+    ratio, seconds_standard and seconds_speculative, rows = the same for every setting, provenance, command.
 
     \b
     Examples:
@@ -97,9 +97,10 @@ def verify(
     if limit is not None and limit < 1:
         raise ValueError(f"--limit {limit} must be at least 1")
     names = [d for name in drafter for d in (DRAFTERS if name == "all" else [name]) if name != "all" or d != "root"]
+    o.check_strict(strict, max(nodes))
     drafters = [build_drafter(name) for name in dict.fromkeys(names)]
     budgets = list(dict.fromkeys(nodes))
-    console = Console(stderr=True)
+    console = stderr_console()
     lines = _prompt_lines(prompts, task, limit, console)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))
     jobs = [prepare(target, line, params) for line in lines for params in reference_grid]
@@ -115,7 +116,7 @@ def verify(
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted after {len(cases)} comparisons, {_identical(cases)} identical") from None
     facts = provenance(target, reference_grid[0]) | {"temperature": temperature, "rule": list(rule), "strict": strict, "raw": raw}
-    report = _report(cases, len(lines)) | {"provenance": facts}
+    report = _report(cases, len(lines)) | {"provenance": facts, "command": COMMAND.get()}
     (console if as_json else Console()).print(_table(report))
     if as_json:
         print(json.dumps(report))
