@@ -36,9 +36,10 @@ STAGES: tuple[tuple[int, dict[str, float]], ...] = (
     (3104, {"drill": 0.70, "json": 0.10, "python": 0.06, "rewrite": 0.08, "arithmetic": 0.06}),
     (3504, {"facts": 0.70, "json": 0.10, "python": 0.06, "rewrite": 0.08, "arithmetic": 0.06}),
     (3904, {"facts": 0.10, "json": 0.22, "python": 0.14, "arithmetic": 0.30, "rewrite": 0.17, "stdlib": 0.07}),
+    (5200, {"facts": 0.08, "json": 0.18, "python": 0.22, "arithmetic": 0.34, "rewrite": 0.14, "stdlib": 0.04}),
 )
 # Factor of the learning rates, linear between these steps.
-SCHEDULE = ((0, 1.0), (2300, 1.0), (3104, 0.7022), (3904, 0.7022), (6100, 0.0))
+SCHEDULE = ((0, 1.0), (2300, 1.0), (3104, 0.7022), (3904, 0.7022), (5200, 0.2878), (6900, 0.0))
 WARMUP_STEPS = 50
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cli.broken_targets import Uneven
 from cli.conftest import Spot
-from tiny_checkpoints import MASK, write_sdar
+from tiny_checkpoints import VOCAB, write_sdar, write_tokenizer
 
 from spot_dlm import __version__
 
@@ -111,10 +111,12 @@ def test_help_and_version(spot: Spot) -> None:
         assert f"  spot {command}" in text.split("Examples:")[1]
 
 
-def test_info(spot: Spot) -> None:
-    facts = json.loads(spot("info", "--json").out)
+def test_info(spot: Spot, tmp_path: Path) -> None:
+    ids = write_tokenizer(tmp_path)
+    write_sdar(tmp_path, max_position_embeddings=512, vocab_size=VOCAB, mask_token_id=ids["<|MASK|>"])
+    facts = json.loads(spot("info", "--model", tmp_path, "--json").out)
     assert facts["family"] == "sdar" and facts["rows_independent"] is True and facts["context"] == 512
-    assert facts["mask_token"] == {str(MASK): "'<|MASK|>'"}
+    assert facts["mask_token"] == {str(ids["<|MASK|>"]): "'<|MASK|>'"}
     assert facts["sizes"]["layers"] == 2 and facts["default"]["nodes"] == 8
     table = spot("info").out
     assert "rows independent" in table and "yes" in table

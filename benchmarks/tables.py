@@ -1,0 +1,58 @@
+"""Print the README's tables from the committed result files.
+
+    python benchmarks/tables.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return one result document."""
+    document: dict[str, Any] = json.loads((RESULTS / name).read_text("utf-8"))
+    return document
+
+
+def accuracy_table() -> str:
+    """Return exact answers by task, block length and split."""
+    rows = read("accuracy.json")["rows"]
+    lines = ["| exact answers, T = 0 | values, L=16 | templates, L=16 | values, L=32 | templates, L=32 |", "|---|---|---|---|---|"]
+    for task in dict.fromkeys(r["task"] for r in rows):
+        cells = [
+            f"{r['right']}/{r['prompts']}"
+            for length in (16, 32)
+            for split in ("heldout_values", "heldout_templates")
+            for r in rows
+            if (r["task"], r["block_length"], r["split"]) == (task, length, split)
+        ]
+        lines.append(f"| {task} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def passes_table(name: str) -> str:
+    """Return how many times fewer passes each drafter needs, by node budget."""
+    document = read(name)
+    rows = document["rows"]
+    budgets = sorted({r["nodes"] for r in rows})
+    lines = ["| T | rule | drafter | " + " | ".join(f"N={n}" for n in budgets) + " | identical |", "|---" * (len(budgets) + 4) + "|"]
+    for key in dict.fromkeys((r["temperature"], r["rule"], r["drafter"]) for r in rows):
+        found = {r["nodes"]: r for r in rows if (r["temperature"], r["rule"], r["drafter"]) == key}
+        cells = [f"{found[n]['nfe_reduction']:.2f}" if n in found else "" for n in budgets]
+        same, cases = (sum(r[field] for r in found.values()) for field in ("identical", "cases"))
+        lines.append(f"| {key[0]:g} | {key[1]} | {key[2]} | " + " | ".join(cells) + f" | {same}/{cases} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print every table whose file is there."""
+    if (RESULTS / "accuracy.json").exists():
+        print(accuracy_table(), end="\n\n")
+    for path in sorted(RESULTS.glob("verify-*.json")):
+        print(f"{path.name}: {read(path.name)['cases']} comparisons\n\n{passes_table(path.name)}\n")
+
+
+if __name__ == "__main__":
+    main()
