@@ -45,7 +45,7 @@ def test_imports_only_the_standard_library_and_numpy():
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module.split(".")[0])
-    assert names <= {"__future__", "itertools", "math", "dataclasses", "typing", "numpy"}
+    assert names <= {"__future__", "collections", "itertools", "math", "dataclasses", "typing", "numpy"}
 
 
 # ---------------------------------------------------------------------------------------------------------------- noise

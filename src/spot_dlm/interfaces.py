@@ -139,7 +139,7 @@ class DecodeParams:
     rule: UnmaskRule = field(default_factory=UnmaskRule)
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int = 128
-    nodes: int = 8
+    nodes: int = 4
     block_length: int | None = None
     stop: Stop = "block"
     sequence: int = 0
