@@ -1,6 +1,6 @@
 """Print the README's tables from the committed result files.
 
-    python benchmarks/tables.py
+python benchmarks/tables.py
 """
 
 import json

@@ -1,6 +1,7 @@
 """The text form of an unmask rule, as the command line and result files write it.
 
-A rule is comma-separated parts: a preset (`standard`, `bfloat16`, `sdar`, `ltr`), a flag (`non-strict`) or `key=value`. Knows nothing of commands.
+A rule is comma-separated parts: a preset (`standard`, `bfloat16`, `sdar`, `ltr`), a flag (`non-strict`) or `key=value`.
+Knows nothing of commands.
 
 Example: `parse_rule("threshold=0.9,non-strict")` and back: `describe(rule)`.
 """
