@@ -46,10 +46,21 @@ def passes_table(name: str) -> str:
     return "\n".join(lines)
 
 
+def cost_table() -> str:
+    """Return time per pass, host share and speed-up."""
+    lines = ["| T | drafter | N | passes | ms per pass | host share | speed-up |", "|---|---|---|---|---|---|---|"]
+    for r in read("cost.json")["rows"]:
+        cells = [f"{r['temperature']:g}", r["drafter"], r["nodes"], r["nfe"], r["ms_per_pass"], f"{r['host_share']:.1%}", r["speed_up"]]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print every table whose file is there."""
     if (RESULTS / "accuracy.json").exists():
         print(accuracy_table(), end="\n\n")
+    if (RESULTS / "cost.json").exists():
+        print(cost_table(), end="\n\n")
     for path in sorted(RESULTS.glob("verify-*.json")):
         print(f"{path.name}: {read(path.name)['cases']} comparisons\n\n{passes_table(path.name)}\n")
 
