@@ -31,10 +31,8 @@ check: setup  ## lint, types and import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-GRID = --drafter all --nodes 2 --nodes 4 --nodes 8 --nodes 16 --temperature 0 --temperature 1 --rule standard --rule bfloat16 --json
-verify-full: setup  ## the whole grid of `spot verify` behind the README's figures (about an hour on two cores)
-	$(BIN)/spot verify $(GRID) --limit 50 --max-new-tokens 64 | tail -n 1 > results/verify-families.json & \
-	$(BIN)/spot verify $(GRID) --limit 164 --task humaneval --max-new-tokens 20 | tail -n 1 > results/verify-humaneval.json & wait
+verify-full: setup  ## the whole grid of `spot verify` behind the README's figures (half an hour on two quiet cores)
+	benchmarks/verify.sh
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

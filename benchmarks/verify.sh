@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The grid of `spot verify` behind the README's figures: about half an hour on two quiet cores. At T = 0 the published chain is the coupled one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+rules="--rule standard --rule bfloat16 --json"
+
+run() {  # name, then the arguments of `spot verify`; the last line of stdout is the document
+    local name=$1
+    shift
+    # shellcheck disable=SC2086
+    .venv/bin/spot verify $rules "$@" | tail -n 1 > "results/$name.json.partial"
+    mv "results/$name.json.partial" "results/$name.json"
+}
+
+human_eval() {
+    run verify-humaneval-T0 --task humaneval --limit 164 --max-new-tokens 16 --nodes 2 --nodes 4 --nodes 8 --nodes 16 --temperature 0 --drafter chain --drafter ltr
+    run verify-humaneval-T1 --task humaneval --limit 164 --max-new-tokens 16 --nodes 2 --nodes 4 --nodes 8 --nodes 16 --temperature 1 --drafter all
+}
+
+families() {
+    run verify-families-T0 --limit 50 --max-new-tokens 64 --nodes 8 --nodes 4 --temperature 0 --drafter chain --drafter ltr
+    run verify-families-T1 --limit 50 --max-new-tokens 64 --nodes 8 --nodes 4 --temperature 1 --drafter all
+    run verify-budgets-T0 --limit 12 --max-new-tokens 64 --nodes 2 --nodes 16 --temperature 0 --drafter chain --drafter ltr
+    run verify-budgets-T1 --limit 12 --max-new-tokens 64 --nodes 2 --nodes 16 --temperature 1 --drafter all
+}
+
+human_eval &
+families
+wait
