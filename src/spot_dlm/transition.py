@@ -25,8 +25,8 @@ Source = Literal["raw", "tempered", "filtered"]
 Resolution = Literal["float32", "bfloat16"]
 
 
-MIN_TEMPERATURE = 1e-4
-"""Below it logits divided by the temperature overflow float32; use 0."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e4
+"""Below the first, logits divided by the temperature overflow float32 (use 0); above the second every token is as likely."""
 
 
 def _require(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -91,8 +91,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and (self.temperature == 0 or self.temperature >= MIN_TEMPERATURE)):
-            raise ValueError(f"temperature={self.temperature} must be finite, and 0 or at least {MIN_TEMPERATURE}")
+        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE):
+            raise ValueError(f"temperature={self.temperature:.6g} must be 0 or between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}")
         if self.top_k < 0:
             raise ValueError(f"top_k={self.top_k} must be at least 0 (0 = off)")
         if not 0 < self.top_p <= 1:

@@ -298,3 +298,20 @@ def test_fingerprint_follows_every_bit_of_the_weights_and_the_config(folder):
 def test_sliding_window_is_refused(folder):
     change_config(folder, use_sliding_window=True, sliding_window=8, max_window_layers=0)
     refused(folder, "sliding-window")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"block_size": 0}, {"block_size": "x"}, {"architectures": 5}, {"eos_token_id": 10**9}, {"mask_token_id": -1}]
+)
+def test_bad_values_in_the_config(folder, changes):
+    change_config(folder, **changes)
+    refused(folder)
+
+
+@pytest.mark.parametrize("template", ["{% bad", "{{ 1/0 }}"])
+def test_broken_chat_template(folder, template):
+    write_tokenizer(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(config | {"chat_template": template}), "utf-8")
+    refused(folder, "chat template")

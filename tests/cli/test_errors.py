@@ -11,6 +11,7 @@ from cli.conftest import Spot
 from tiny_checkpoints import VOCAB, write_sdar, write_tokenizer
 
 from spot_dlm import __version__
+from spot_dlm.interfaces import DecodeParams
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ from spot_dlm import __version__
         (["generate", "a", "--rule", "fast"], "allowed"),
         (["generate", "a", "-n", "0"], "-n 0"),
         (["generate", "a", "--strict", "0"], "--strict 0"),
-        (["generate", "a", "--strict", "4"], "--strict 4 is below --nodes 8: larger passes would not have the same shape"),
+        (["generate", "a", "--strict", "4", "--nodes", "8"], "--strict 4 is below --nodes 8: larger passes would not have the same shape"),
         (["verify", "--limit", "1", "--strict", "4", "--nodes", "2", "--nodes", "16"], "--strict 4 is below --nodes 16"),
         (["generate", "a", "--device", "toaster"], "--device toaster"),
         (["generate", "a", "--dtype", "int3"], "float32"),
@@ -117,6 +118,6 @@ def test_info(spot: Spot, tmp_path: Path) -> None:
     facts = json.loads(spot("info", "--model", tmp_path, "--json").out)
     assert facts["family"] == "sdar" and facts["rows_independent"] is True and facts["context"] == 512
     assert facts["mask_token"] == {str(ids["<|MASK|>"]): "'<|MASK|>'"}
-    assert facts["sizes"]["layers"] == 2 and facts["default"]["nodes"] == 8
+    assert facts["sizes"]["layers"] == 2 and facts["default"]["nodes"] == DecodeParams().nodes
     table = spot("info").out
     assert "rows independent" in table and "yes" in table

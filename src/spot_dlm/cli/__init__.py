@@ -68,11 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as stop:
         code = 130
         _say(str(stop) or "interrupted")
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+    except Exception as error:  # exit code 1 means "not identical", so nothing else may end with it
         if debug:
             raise
         code = 2
-        _say(_one_line(error))
+        expected = isinstance(error, (ValueError, OSError, RuntimeError, MemoryError))
+        _say(_one_line(error) if expected else f"{type(error).__name__}: {_one_line(error)} (SPOT_DEBUG=1 shows where)")
     if code:
         _silence_stdout()
     sys.exit(code)

@@ -35,6 +35,8 @@ class Canvas:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._live.stop()
+        if not self._console.is_terminal:
+            self._console.print()
 
     def show(self, event: Event) -> None:
         """Draw what an event changed."""

@@ -91,8 +91,8 @@ def _prompt_line(row: dict[str, Any], number: int, where: str) -> PromptLine:
         raise ValueError(f"{where}: id must be a text or a whole number")
     overrides = {k: row[k] for k in ("seed", "temperature", "max_new_tokens") if row.get(k) is not None}
     for key, value in overrides.items():
-        if not (_is_whole(value) or (key == "temperature" and isinstance(value, float) and math.isfinite(value))):
-            raise ValueError(f"{where}: {key}={value!r} must be a {'' if key == 'temperature' else 'whole '}number")
+        if not (_is_whole(value) or (key == "temperature" and isinstance(value, float) and math.isfinite(value))) or abs(value) >= 2**64:
+            raise ValueError(f"{where}: {key}={str(value)[:40]} must be a {'' if key == 'temperature' else 'whole '}number")
     if "temperature" in overrides:
         overrides["temperature"] = float(overrides["temperature"])
     return PromptLine(name, number - 1, prompt, where, overrides)

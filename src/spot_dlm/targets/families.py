@@ -38,7 +38,8 @@ def find_family(config: Mapping[str, Any]) -> Family:
     Raises:
         ValueError: naming the architecture found and those known.
     """
-    names = config.get("architectures") or ["(none)"]
+    stated = config.get("architectures")
+    names = stated if isinstance(stated, list) and stated else ["(none)"]
     for family in FAMILIES:
         if names[0] in family.architectures:
             return family

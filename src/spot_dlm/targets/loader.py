@@ -97,8 +97,8 @@ def _locate(model: str) -> Path:
         if not (path / "config.json").is_file():
             raise ValueError(f"{model}: no config.json there; give the folder of a checkpoint")
         return path
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-        raise ValueError(f"model {model!r} is neither a folder nor a hub id (owner/name) nor 'shipped'")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or model.startswith("."):
+        raise ValueError(f"model {model[:80]!r} is neither a folder nor a hub id (owner/name) nor 'shipped'")
     from huggingface_hub import snapshot_download
 
     try:
@@ -127,9 +127,12 @@ def _dtype(dtype: str | None, config: dict[str, Any], device: torch.device) -> t
 
 
 def _block_length(config: dict[str, Any], family: Family, model: str) -> int:
-    stated = config.get("block_size") or config.get("block_length")
+    stated = config.get("block_size", config.get("block_length"))
     named = re.search(r"-b(\d+)(?:$|[-/])", model)
-    return int(stated or (named.group(1) if named else family.default_block_length))
+    length = stated if stated is not None else int(named.group(1)) if named else family.default_block_length
+    if not isinstance(length, int):
+        raise ValueError(f"{model}: block_size {length!r} in config.json must be a whole number")
+    return length
 
 
 def _stop_ids(folder: Path, config: dict[str, Any]) -> set[int]:

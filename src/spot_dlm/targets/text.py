@@ -26,7 +26,7 @@ class TextCodec:
         """Read tokenizer.json (or vocab.json and merges.txt) and the chat template; None where there is no tokenizer.
 
         Raises:
-            ValueError: if a tokenizer file cannot be parsed.
+            ValueError: if a tokenizer file cannot be parsed or the chat template cannot be used.
         """
         from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
@@ -47,7 +47,12 @@ class TextCodec:
         except Exception as error:  # the tokenizers library raises bare Exception
             raise ValueError(f"the tokenizer files in {folder} cannot be read: {error}") from error
         tokenizer.chat_template = template
-        return cls(tokenizer, use_template)
+        codec = cls(tokenizer, use_template)
+        try:
+            codec.encode("a")
+        except Exception as error:  # jinja raises its own and whatever the template divides by
+            raise ValueError(f"the chat template in {folder} cannot be used: {error}") from error
+        return codec
 
     @property
     def defined_ids(self) -> set[int]:
