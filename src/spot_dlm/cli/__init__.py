@@ -30,8 +30,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (generate, verify, info, demo):
-    app.command()(_command)
+for _command, _summary in (
+    (generate, "Decode prompts and print the answers."),
+    (verify, "Prove that speculation changes neither tokens nor order."),
+    (info, "Show what a model is and what will be used."),
+    (demo, "Decode one prompt of every family both ways and compare."),
+):
+    app.command(short_help=_summary)(_command)
 
 
 def _print_version(wanted: bool) -> bool:

@@ -92,7 +92,7 @@ def _prompt_line(row: dict[str, Any], number: int, where: str) -> PromptLine:
     overrides = {k: row[k] for k in ("seed", "temperature", "max_new_tokens") if row.get(k) is not None}
     for key, value in overrides.items():
         if not (_is_whole(value) or (key == "temperature" and isinstance(value, float) and math.isfinite(value))) or abs(value) >= 2**64:
-            raise ValueError(f"{where}: {key}={str(value)[:40]} must be a {'' if key == 'temperature' else 'whole '}number")
+            raise ValueError(f"{where}: {key}={value!r:.40} must be a {'' if key == 'temperature' else 'whole '}number")
     if "temperature" in overrides:
         overrides["temperature"] = float(overrides["temperature"])
     return PromptLine(name, number - 1, prompt, where, overrides)
@@ -161,9 +161,12 @@ class ResultFile:
         try:
             row = _object(line, where)
             key = str(row["id"]), int(row["sample"])
+            if not (isinstance(row["text"], str) and isinstance(row["token_ids"], list)):
+                raise TypeError("text or token_ids is damaged")
             differing = self._differing(dict(row["settings"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{where}: not a result line of spot ({error}); give another --out or --overwrite") from error
+            reason = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise ValueError(f"{where}: not a result line of spot ({reason}); give another --out or --overwrite") from error
         if differing:
             raise ValueError(f"{where}: made with other settings ({differing}); give another --out or --overwrite")
         return key, row
