@@ -14,14 +14,14 @@ run() {  # name, then the arguments of `spot verify`; the last line of stdout is
 
 human_eval() {
     run verify-humaneval-T0 --task humaneval --limit 164 --max-new-tokens 16 --nodes 2 --nodes 4 --nodes 8 --nodes 16 --temperature 0 --drafter chain --drafter ltr
-    run verify-humaneval-T1 --task humaneval --limit 164 --max-new-tokens 16 --nodes 2 --nodes 4 --nodes 8 --nodes 16 --temperature 1 --drafter all
+    run verify-humaneval-T1 --task humaneval --limit 164 --max-new-tokens 16 --nodes 2 --nodes 8 --temperature 1 --drafter all
 }
 
 families() {
     run verify-families-T0 --limit 50 --max-new-tokens 64 --nodes 8 --nodes 4 --temperature 0 --drafter chain --drafter ltr
-    run verify-families-T1 --limit 50 --max-new-tokens 64 --nodes 8 --nodes 4 --temperature 1 --drafter all
-    run verify-budgets-T0 --limit 12 --max-new-tokens 64 --nodes 2 --nodes 16 --temperature 0 --drafter chain --drafter ltr
-    run verify-budgets-T1 --limit 12 --max-new-tokens 64 --nodes 2 --nodes 16 --temperature 1 --drafter all
+    run verify-families-T1 --limit 25 --max-new-tokens 64 --nodes 8 --nodes 4 --temperature 1 --drafter all
+    run verify-budgets-T0 --limit 6 --max-new-tokens 64 --nodes 2 --nodes 16 --temperature 0 --drafter chain --drafter ltr
+    run verify-budgets-T1 --limit 6 --max-new-tokens 64 --nodes 2 --nodes 16 --temperature 1 --drafter all
 }
 
 human_eval &
