@@ -14,7 +14,7 @@ run() {  # name, then the arguments of `spot verify`; the last line of stdout is
 
 human_eval() {
     run verify-humaneval-T0 --task humaneval --limit 164 --max-new-tokens 16 --nodes 2 --nodes 4 --nodes 8 --nodes 16 --temperature 0 --drafter chain --drafter ltr
-    run verify-humaneval-T1 --task humaneval --limit 164 --max-new-tokens 16 --nodes 2 --nodes 8 --temperature 1 --drafter all
+    run verify-humaneval-T1 --task humaneval --limit 40 --max-new-tokens 16 --nodes 2 --nodes 8 --temperature 1 --drafter all
 }
 
 families() {
