@@ -18,8 +18,8 @@ class TextCodec:
     def __init__(self, tokenizer: Any, use_template: bool = True) -> None:
         self._tokenizer = tokenizer
         self._use_template = use_template and bool(tokenizer.chat_template)
-        self._special_texts = sorted((t.content for t in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
-        self._special = re.compile("|".join(re.escape(text) for text in self._special_texts)) if self._special_texts else None
+        added = sorted((t.content for t in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, added))) if added else None
 
     @classmethod
     def read(cls, folder: Path, use_template: bool = True) -> "TextCodec | None":
@@ -78,9 +78,8 @@ class TextCodec:
             raise ValueError("the prompt is empty; give at least one character")
         if not self._use_template:
             return self._plain(text)
-        rendered = self._render(text)
-        if not any(special in text for special in self._special_texts):
-            return self._template_ids(rendered)
+        if self._special is None or not self._special.search(text):
+            return self._template_ids(self._render(text))
         head, _, tail = self._render(_CONTENT).partition(_CONTENT)
         return self._template_ids(head) + self._plain(text) + self._template_ids(tail)
 
