@@ -215,6 +215,7 @@ def _decode_block(seq: _Sequence, prefix: Prefix, state: BlockState, drafter: Dr
     params, spec, counts = seq.params, seq.target.spec, seq.counts
     step = partial(denoise, rule=params.rule, sampling=params.sampling, noise=seq.noise)
     graph = DraftGraph.root_only(state)
+    history: list[Transition] = []
     while True:
         clock = perf_counter()
         logits = seq.target.evaluate(prefix, graph.canvases)
@@ -230,7 +231,8 @@ def _decode_block(seq: _Sequence, prefix: Prefix, state: BlockState, drafter: Dr
         if seq.is_final(state):
             return
         clock = perf_counter()
-        context = DraftContext(acceptance.transitions[-1], acceptance.logits, params.rule, params.sampling, seq.noise)
+        history += acceptance.transitions
+        context = DraftContext(history[-1], acceptance.logits, params.rule, params.sampling, seq.noise, tuple(history))
         graph = drafter.draft(context, params.nodes)
         graph.validate(state, params.nodes, spec.vocab_size)
         counts.draft_s += perf_counter() - clock

@@ -91,7 +91,8 @@ class Target(Protocol):
 class DraftContext:
     """All that is known before a pass: the last transition (so the certain next state), the logits it was made from, the noise.
 
-    `logits` rows belong to `last.before.masked`; they are stale for `root`, the state after it.
+    `logits` rows belong to `last.before.masked`; they are stale for `root`, the state after it. `history` holds the block's
+    transitions so far, oldest first, `last` included: what every visited state was sure of.
     """
 
     last: Transition
@@ -99,6 +100,7 @@ class DraftContext:
     rule: UnmaskRule
     sampling: Sampling
     noise: CoupledNoise
+    history: Sequence[Transition] = ()
 
     @property
     def root(self) -> BlockState:
