@@ -8,10 +8,12 @@ Example: `CoupledNoise(seed=0, sequence=0).rows(block=1, step=2, positions=np.ar
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
+from numba import njit
 from torch import Tensor
 
 NOISE_VERSION = 1
@@ -58,6 +60,47 @@ def _log(x: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
     return exponent.mul_(0.6931471805599453).add_(series.mul_(s))
 
 
+@njit(cache=True)
+def _log_scalar(x: float) -> float:
+    """`_log` for one number: the same operations in the same order, so the same bits."""
+    bits = np.float64(x).view(np.int64) + (0x3FF0000000000000 - 0x3FE6A09E00000000)
+    exponent = np.float64((bits >> 52) - 1023)
+    m = np.int64((bits & 0xFFFFFFFFFFFFF) + 0x3FE6A09E00000000).view(np.float64)
+    s = (m - 1.0) / (m + 1.0)
+    q = s * s
+    series = 2 / 11
+    series = series * q + 2 / 9
+    series = series * q + 2 / 7
+    series = series * q + 2 / 5
+    series = series * q + 2 / 3
+    series = series * q + 2.0
+    return exponent * 0.6931471805599453 + series * s
+
+
+@njit(cache=True)
+def _mix_word(z: np.uint64) -> np.uint64:
+    """`_mix` for a 64-bit word."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_C1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_C2)
+    return z ^ (z >> np.uint64(31))
+
+
+@njit(cache=True)
+def _draw_some(base: np.ndarray, positions: np.ndarray, token_ids: np.ndarray, out: np.ndarray) -> None:
+    """Fill out[d, i, k] with log E of token_ids[i, k] at positions[i]; base[d] is the key of step d."""
+    for d in range(out.shape[0]):
+        for i in range(out.shape[1]):
+            h1 = _mix_word((base[d] ^ _mix_word(np.uint64(positions[i]) + np.uint64(_G))) + np.uint64(_G))
+            h2 = _mix_word(h1 + np.uint64(_C1))
+            for k in range(out.shape[2]):
+                x = (np.uint64(token_ids[i, k]) + np.uint64(1)) * np.uint64(_G) + h1
+                x = (x ^ (x >> np.uint64(30))) * np.uint64(_C1) + h2
+                x = (x ^ (x >> np.uint64(27))) * np.uint64(_C2)
+                x = x ^ (x >> np.uint64(31))
+                uniform = (np.float64(np.int64(x >> np.uint64(12))) + 0.5) * 2.0**-52
+                out[d, i, k] = np.float32(_log_scalar(-_log_scalar(uniform)))
+
+
 class CoupledNoise:
     """The noise of one sequence; both decoders of a comparison build it from the same seed and sequence key.
 
@@ -96,6 +139,16 @@ class CoupledNoise:
         while self._cached_bytes > _CACHE_BYTES and len(self._cache) > 1:
             self._cached_bytes -= self._cache.popitem(last=False)[1][1].nbytes
         return values
+
+    def at(
+        self, block: int, steps: Sequence[int], positions: Int64[np.ndarray, " m"], token_ids: Int64[np.ndarray, "m K"]
+    ) -> Float32[np.ndarray, "D m K"]:
+        """Return log E of a few tokens of every position at several steps, on the host: the same bits as in `rows`."""
+        block_key = _absorb(self._root, block)
+        base = np.array([_absorb(block_key, step if self._use_step else 0) for step in steps], dtype=np.uint64)
+        out = np.empty((len(steps), *token_ids.shape), dtype=np.float32)
+        _draw_some(base, positions, token_ids, out)
+        return out
 
     def _draw(self, block: int, step: int, positions: Int64[np.ndarray, " m"], vocab_size: int) -> Float[Tensor, "m V"]:
         base = _absorb(_absorb(self._root, block), step)

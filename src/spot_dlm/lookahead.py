@@ -1,0 +1,137 @@
+"""What the target would draw and how sure it would be at the next steps, if the last distributions still held (method.md section 5).
+
+The noise of later steps is known, so at T > 0 the tokens of every later step are known too, up to what the distributions do meanwhile.
+Restricted to the few best tokens of `Outputs`. Knows nothing of drafters and of how the order is predicted.
+
+Example: `look_ahead(read_outputs(root.masked, logits, sampling), root, UnmaskRule(), sampling, noise, depths=7).tokens[0]`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from numba import njit
+
+from spot_dlm.noise import CoupledNoise
+from spot_dlm.outputs import Outputs
+from spot_dlm.state import BlockState
+from spot_dlm.transition import Sampling, UnmaskRule
+
+
+@dataclass(frozen=True)
+class LookAhead:
+    """Best and second-best token of every position at D depths; at temperature 0, where depths do not differ, D is 1.
+
+    `fine` is the rule's unrounded ranking value of either token and `margin` the gap of their scores, noise included.
+    """
+
+    tokens: Int64[np.ndarray, "D m 2"]
+    fine: Float32[np.ndarray, "D m 2"]
+    margin: Float32[np.ndarray, "D m"]
+
+
+def look_ahead(
+    outputs: Outputs,
+    root: BlockState,
+    rule: UnmaskRule,
+    sampling: Sampling,
+    noise: CoupledNoise,
+    depths: int,
+    fine: Float32[np.ndarray, " m"] | None = None,
+) -> LookAhead:
+    """Return the look-ahead of the root's masked positions (those of `outputs`) from the root's own step on.
+
+    Args:
+        outputs: stale distributions at the root's masked positions.
+        root: the certain next state.
+        rule: says what confidence is.
+        sampling: temperature and filters.
+        noise: the noise of this sequence.
+        depths: steps to look ahead, the root's own being the first.
+        fine: the stale ranking values, for rules whose confidence does not depend on the drawn token (margin, entropy, ...).
+    """
+    if sampling.temperature == 0:
+        shape = (1, len(outputs.positions))
+        best = np.zeros(shape, dtype=np.int64)
+        second = np.full(shape, min(1, outputs.ids.shape[1] - 1))
+        margin = (outputs.scores[:, 0] - outputs.scores[:, second[0, 0]])[None]
+    else:
+        steps = range(root.step, root.step + max(depths, 1))
+        drawn = noise.at(root.block, steps, outputs.positions, outputs.ids)
+        best, second, margin = _two_best(outputs.scores, drawn)
+    rows = np.arange(len(outputs.positions))
+    picked = np.stack((best, second), axis=-1)
+    tokens = outputs.ids[rows[None, :, None], picked]
+    tokens[..., 1][second == best] = -1
+    if rule.confidence == "probability":
+        ranked = {"raw": outputs.logp, "tempered": outputs.source, "filtered": _normalised(outputs.scores)}[rule.source]
+        values = ranked[rows[None, :, None], picked]
+    elif fine is None:
+        values = np.broadcast_to(outputs.logp[None, :, :1], picked.shape)
+    else:
+        values = np.broadcast_to(fine[None, :, None], picked.shape)
+    return LookAhead(tokens, np.ascontiguousarray(values, dtype=np.float32), margin)
+
+
+def _normalised(scores: Float32[np.ndarray, "m K"]) -> Float32[np.ndarray, "m K"]:
+    """Return log-probabilities among the kept tokens."""
+    finite = np.maximum(scores, np.float32(-80.0))
+    if np.isfinite(scores).all():
+        return finite
+    return (finite - np.log(np.exp(scores).sum(axis=1, keepdims=True))).astype(np.float32)
+
+
+@njit(cache=True)
+def _two_best(scores: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the indices of the two largest scores - drawn over the last axis and their gap."""
+    depths, count, size = drawn.shape
+    best = np.zeros((depths, count), dtype=np.int64)
+    second = np.zeros((depths, count), dtype=np.int64)
+    margin = np.zeros((depths, count), dtype=np.float32)
+    for d in range(depths):
+        for i in range(count):
+            first_value, second_value = np.float32(-np.inf), np.float32(-np.inf)
+            first_at, second_at = 0, 0
+            for k in range(size):
+                value = scores[i, k] - drawn[d, i, k]
+                if value > first_value:
+                    second_value, second_at = first_value, first_at
+                    first_value, first_at = value, k
+                elif value > second_value:
+                    second_value, second_at = value, k
+            best[d, i] = first_at
+            second[d, i] = second_at if second_value > -np.inf else first_at
+            margin[d, i] = min(first_value - second_value, np.float32(80.0))
+    return best, second, margin
+
+
+def rule_order(
+    fine: Float32[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], rule: UnmaskRule
+) -> tuple[Int64[np.ndarray, "D m"], Float32[np.ndarray, "D m"]]:
+    """Return each position's place (0 = first) in the order that the rule would commit in, and the rank that decides it.
+
+    Ties go to the lower position, as in `transition.select`; the rank is rounded as the rule says (approximately for margins).
+    """
+    rank = fine if rule.resolution == "float32" else _round_bfloat16(np.exp(np.minimum(fine, 0)) if _is_log(rule) else fine)
+    if rule.select == "left_to_right":
+        return np.broadcast_to(np.arange(len(positions)), fine.shape), rank
+    decisive = rank
+    if rule.select == "leftmost_above":
+        natural = np.exp(fine) if _is_log(rule) else fine
+        above = natural > rule.threshold if rule.strict else natural >= rule.threshold
+        decisive = np.where(above, np.float32(np.inf), rank)
+    order = np.argsort(-decisive, axis=1, kind="stable")
+    places = np.empty_like(order)
+    np.put_along_axis(places, order, np.broadcast_to(np.arange(fine.shape[1]), fine.shape), axis=1)
+    return places, rank
+
+
+def _is_log(rule: UnmaskRule) -> bool:
+    return rule.confidence in ("probability", "max_probability")
+
+
+def _round_bfloat16(values: Float32[np.ndarray, "D m"]) -> Float32[np.ndarray, "D m"]:
+    """Round to nearest even, as torch does."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.astype(np.uint32).view(np.float32)
