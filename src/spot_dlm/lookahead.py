@@ -7,6 +7,7 @@ Example: `look_ahead(read_outputs(root.masked, logits, sampling), root, UnmaskRu
 """
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -82,6 +83,7 @@ def _normalised(scores: Float32[np.ndarray, "m K"]) -> Float32[np.ndarray, "m K"
 
 
 @njit(cache=True)
+@no_type_check
 def _two_best(scores: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the indices of the two largest scores - drawn over the last axis and their gap."""
     depths, count, size = drawn.shape
@@ -105,25 +107,36 @@ def _two_best(scores: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.nda
     return best, second, margin
 
 
-def rule_order(
-    fine: Float32[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], rule: UnmaskRule
-) -> tuple[Int64[np.ndarray, "D m"], Float32[np.ndarray, "D m"]]:
-    """Return each position's place (0 = first) in the order that the rule would commit in, and the rank that decides it.
-
-    Ties go to the lower position, as in `transition.select`; the rank is rounded as the rule says (approximately for margins).
-    """
-    rank = fine if rule.resolution == "float32" else _round_bfloat16(np.exp(np.minimum(fine, 0)) if _is_log(rule) else fine)
+def decisive_rank(fine: Float32[np.ndarray, "*shape"], positions: Int64[np.ndarray, "*shape"], rule: UnmaskRule) -> Float32[np.ndarray, "*shape"]:
+    """Return the number by which the rule orders positions (higher first, then the lower position), from unrounded ranking values."""
     if rule.select == "left_to_right":
-        return np.broadcast_to(np.arange(len(positions)), fine.shape), rank
-    decisive = rank
+        return -positions.astype(np.float32)
+    rank = fine if rule.resolution == "float32" else _round_bfloat16(np.exp(np.minimum(fine, 0)) if _is_log(rule) else fine)
     if rule.select == "leftmost_above":
         natural = np.exp(fine) if _is_log(rule) else fine
         above = natural > rule.threshold if rule.strict else natural >= rule.threshold
-        decisive = np.where(above, np.float32(np.inf), rank)
-    order = np.argsort(-decisive, axis=1, kind="stable")
-    places = np.empty_like(order)
-    np.put_along_axis(places, order, np.broadcast_to(np.arange(fine.shape[1]), fine.shape), axis=1)
-    return places, rank
+        rank = np.where(above, np.float32(np.inf), rank)
+    return np.asarray(rank, dtype=np.float32)
+
+
+def rule_order(fine: Float32[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], rule: UnmaskRule) -> Int64[np.ndarray, "D m"]:
+    """Return each position's place (0 = first) in the order that the rule would commit in; ties go to the lower position."""
+    return places(decisive_rank(fine, np.ascontiguousarray(np.broadcast_to(positions, fine.shape)), rule))
+
+
+@njit(cache=True)
+@no_type_check
+def places(rank: np.ndarray) -> np.ndarray:
+    """Return the place of every entry of a row in descending order, the earlier entry first on ties; O(m^2), m is small."""
+    out = np.zeros(rank.shape, dtype=np.int64)
+    for d in range(rank.shape[0]):
+        for i in range(rank.shape[1]):
+            for j in range(i):
+                if rank[d, i] > rank[d, j]:
+                    out[d, j] += 1
+                else:
+                    out[d, i] += 1
+    return out
 
 
 def _is_log(rule: UnmaskRule) -> bool:

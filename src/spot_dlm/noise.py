@@ -9,6 +9,7 @@ Example: `CoupledNoise(seed=0, sequence=0).rows(block=1, step=2, positions=np.ar
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import no_type_check
 
 import numpy as np
 import torch
@@ -61,6 +62,7 @@ def _log(x: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
 
 
 @njit(cache=True)
+@no_type_check
 def _log_scalar(x: float) -> float:
     """`_log` for one number: the same operations in the same order, so the same bits."""
     bits = np.float64(x).view(np.int64) + (0x3FF0000000000000 - 0x3FE6A09E00000000)
@@ -78,6 +80,7 @@ def _log_scalar(x: float) -> float:
 
 
 @njit(cache=True)
+@no_type_check
 def _mix_word(z: np.uint64) -> np.uint64:
     """`_mix` for a 64-bit word."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_C1)
@@ -86,6 +89,7 @@ def _mix_word(z: np.uint64) -> np.uint64:
 
 
 @njit(cache=True)
+@no_type_check
 def _draw_some(base: np.ndarray, positions: np.ndarray, token_ids: np.ndarray, out: np.ndarray) -> None:
     """Fill out[d, i, k] with log E of token_ids[i, k] at positions[i]; base[d] is the key of step d."""
     for d in range(out.shape[0]):
