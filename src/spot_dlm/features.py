@@ -1,0 +1,256 @@
+"""What an order model reads: vocabulary-free features of block states, the same for a live draft and for recorded traces.
+
+A `StateBatch` holds B states of blocks of L positions densely: the last distributions, which are stale for the root (the certain next
+state), and the look-ahead with the coming noise (method.md section 6). `encode` turns it into the inputs of `order_model`. Knows
+nothing of models, files and targets.
+
+Example: `encode(live_state(context, depths=8)).positions` has shape [1, L, NUM_POSITION].
+"""
+
+from dataclasses import dataclass
+from typing import no_type_check
+
+import numpy as np
+from jaxtyping import Float32, Int8, Int16
+from numba import njit
+
+from spot_dlm.interfaces import DraftContext
+from spot_dlm.lookahead import LookAhead, decisive_rank, look_ahead
+from spot_dlm.outputs import read_outputs
+
+FEATURES_VERSION = 1
+"""Changes whenever a feature changes its meaning; recorded with every trained model."""
+NUM_LOGP = 8
+NUM_AHEAD = 8
+NUM_POSITION = 56
+NUM_LINEAR = 12
+NUM_TOKEN = 6
+TAIL, COMMITTED, JUST, MASKED = 0, 1, 2, 3
+"""Status of a position: prompt, committed earlier, committed by the last transition, masked in the root."""
+
+
+@dataclass(frozen=True)
+class StateBatch:
+    """B states, densely; entries of positions without a distribution are zero.
+
+    `fine` is the ranking value by which the last transition judged a position, `past` that of one and two transitions
+    earlier (1 where there is none), `age` the transitions since a commit and `commit_fine` its ranking value.
+    Look-ahead arrays start at the root's own step: `ahead_fine` and `margin` of the best token, `ahead_rank` what decides the rule's
+    order, `agree` whether the best token is the most probable one.
+    """
+
+    status: Int8[np.ndarray, "B L"]
+    age: Int16[np.ndarray, "B L"]
+    commit_fine: Float32[np.ndarray, "B L"]
+    logp: Float32[np.ndarray, "B L 8"]
+    log_rest: Float32[np.ndarray, "B L"]
+    entropy: Float32[np.ndarray, "B L"]
+    fine: Float32[np.ndarray, "B L"]
+    past: Float32[np.ndarray, "B 2 L"]
+    ahead_fine: Float32[np.ndarray, "B D L"]
+    ahead_rank: Float32[np.ndarray, "B D L"]
+    margin: Float32[np.ndarray, "B D L"]
+    agree: Int8[np.ndarray, "B D L"]
+    temperature: Float32[np.ndarray, " B"]
+    rounded: Int8[np.ndarray, " B"]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Inputs of an order model: per position, per depth and position for the order, and for the token."""
+
+    positions: Float32[np.ndarray, "B L F"]
+    linear: Float32[np.ndarray, "B D L K"]
+    token: Float32[np.ndarray, "B D L M"]
+    masked: Int8[np.ndarray, "B L"]
+
+
+def live_state(context: DraftContext, depths: int) -> tuple[StateBatch, LookAhead]:
+    """Return the one state before a draft, and the look-ahead of the root's masked positions.
+
+    Args:
+        context: what is known before the pass.
+        depths: steps to look ahead at T > 0 (at T = 0 one serves for all).
+    """
+    last, root = context.last, context.root
+    length = len(root.canvas)
+    outputs = read_outputs(last.before.masked, context.logits, context.sampling)
+    at = np.flatnonzero(root.canvas[last.before.masked] == -1)
+    ahead = look_ahead(outputs.take(at), root, context.rule, context.sampling, context.noise, depths, last.candidates.fine[at])
+    before, masked = last.before.masked, root.masked
+    status = np.full((1, length), TAIL, dtype=np.int8)
+    age = np.zeros((1, length), dtype=np.int16)
+    commit_fine = np.zeros((1, length), dtype=np.float32)
+    past = np.ones((1, 2, length), dtype=np.float32)
+    for transition in context.history:
+        rows = np.searchsorted(transition.candidates.positions, transition.positions)
+        status[0, transition.positions] = COMMITTED
+        age[0, transition.positions] = root.step - transition.before.step - 1
+        commit_fine[0, transition.positions] = transition.candidates.fine[rows]
+    status[0, last.positions] = JUST
+    status[0, masked] = MASKED
+    for back, transition in enumerate(context.history[-2:-4:-1]):
+        past[0, back, transition.candidates.positions] = transition.candidates.fine
+    dense = {name: np.zeros((1, length, *shape), dtype=np.float32) for name, shape in _ROWS}
+    kept = min(NUM_LOGP, outputs.logp.shape[1])
+    dense["logp"][0, before] = -80.0
+    dense["logp"][0, before, :kept] = outputs.logp[:, :kept]
+    dense["log_rest"][0, before] = outputs.log_rest
+    dense["entropy"][0, before] = outputs.entropy
+    dense["fine"][0, before] = last.candidates.fine
+    count = len(ahead.margin)
+    rank = decisive_rank(ahead.fine[..., 0], np.broadcast_to(masked, (count, len(masked))), context.rule)
+    spread = np.zeros((3, 1, count, length), dtype=np.float32)
+    spread[0, 0][:, masked] = ahead.fine[..., 0]
+    spread[1, 0][:, masked] = rank
+    spread[2, 0][:, masked] = ahead.margin
+    agree = np.zeros((1, count, length), dtype=np.int8)
+    agree[0][:, masked] = ahead.tokens[..., 0] == outputs.ids[at, 0]
+    temperature = np.array([context.sampling.temperature], dtype=np.float32)
+    rounded = np.array([context.rule.resolution == "bfloat16"], dtype=np.int8)
+    return StateBatch(status, age, commit_fine, *dense.values(), past, *spread, agree, temperature, rounded), ahead
+
+
+_ROWS = (("logp", (NUM_LOGP,)), ("log_rest", ()), ("entropy", ()), ("fine", ()))
+
+
+def encode(batch: StateBatch, depths: int) -> Encoded:
+    """Return the inputs of an order model for `depths` depths (a shorter look-ahead repeats its last step)."""
+    size, length = batch.status.shape
+    x = np.zeros((size, length, NUM_POSITION), dtype=np.float32)
+    linear = np.zeros((size, depths, length, NUM_LINEAR), dtype=np.float32)
+    token = np.zeros((size, depths, length, NUM_TOKEN), dtype=np.float32)
+    fields = (
+        batch.status, batch.age, batch.commit_fine, batch.logp, batch.log_rest, batch.entropy, batch.fine, batch.past,
+        batch.ahead_fine, batch.ahead_rank, batch.margin, batch.agree, batch.temperature, batch.rounded,
+    )  # fmt: skip
+    _encode(*fields, x, linear, token)
+    return Encoded(x, linear, token, (batch.status == MASKED).astype(np.int8))
+
+
+@njit(cache=True)
+@no_type_check
+def _clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+@njit(cache=True)
+@no_type_check
+def sureness(fine: float) -> float:
+    """Return -log(1 - p) of a log-probability, clipped to 0..40: how sure, resolved where p rounds to 1."""
+    rest = -np.expm1(min(fine, 0.0))
+    return 40.0 if rest < 4e-18 else -np.log(rest)
+
+
+@njit(cache=True)
+@no_type_check
+def _encode(
+    status: Int8[np.ndarray, "B L"],
+    age: Int16[np.ndarray, "B L"],
+    commit_fine: Float32[np.ndarray, "B L"],
+    logp: Float32[np.ndarray, "B L 8"],
+    log_rest: Float32[np.ndarray, "B L"],
+    entropy: Float32[np.ndarray, "B L"],
+    fine: Float32[np.ndarray, "B L"],
+    past: Float32[np.ndarray, "B 2 L"],
+    ahead_fine: Float32[np.ndarray, "B E L"],
+    ahead_rank: Float32[np.ndarray, "B E L"],
+    margin: Float32[np.ndarray, "B E L"],
+    agree: Int8[np.ndarray, "B E L"],
+    temperature: Float32[np.ndarray, " B"],
+    rounded: Int8[np.ndarray, " B"],
+    x: Float32[np.ndarray, "B L F"],
+    linear: Float32[np.ndarray, "B D L K"],
+    token: Float32[np.ndarray, "B D L M"],
+) -> None:
+    """Fill the three outputs; every number is scaled to about one."""
+    size, length = status.shape
+    known = ahead_fine.shape[1]
+    depths = linear.shape[1]
+    place = np.zeros((depths, length), dtype=np.int64)
+    sure = np.zeros((depths, length), dtype=np.float64)
+    for b in range(size):
+        just, num_masked = -1, 0
+        for i in range(length):
+            if status[b, i] == 2:
+                just = i
+            elif status[b, i] == 3:
+                num_masked += 1
+        for d in range(min(depths, known)):
+            for i in range(length):
+                place[d, i] = 0
+                sure[d, i] = sureness(ahead_fine[b, d, i]) if status[b, i] == 3 else 0.0
+            for i in range(length):
+                if status[b, i] == 3:
+                    for j in range(i):
+                        if status[b, j] == 3:
+                            if ahead_rank[b, d, i] > ahead_rank[b, d, j]:
+                                place[d, j] += 1
+                            else:
+                                place[d, i] += 1
+        best = np.float32(-np.inf)
+        for i in range(length):
+            if status[b, i] == 3:
+                best = max(best, ahead_rank[b, 0, i])
+        left_masked = 0
+        for i in range(length):
+            f = x[b, i]
+            f[36 + status[b, i]] = 1.0
+            f[40] = temperature[b] > 0
+            f[41] = min(temperature[b], 2.0)
+            f[42] = rounded[b]
+            f[43] = num_masked / length
+            f[44] = i / 32.0
+            f[45] = length / 32.0
+            f[46] = 1.0 if i > 0 and status[b, i - 1] < 3 else 0.0
+            f[47] = 1.0 if i + 1 < length and status[b, i + 1] < 3 else 0.0
+            f[48] = _clip((i - just) / 8.0, -2.0, 2.0)
+            f[49] = left_masked / 16.0
+            if status[b, i] == 1 or status[b, i] == 2:
+                f[50] = age[b, i] / 16.0
+                f[51] = sureness(commit_fine[b, i]) / 16.0
+            if status[b, i] >= 2:
+                for k in range(8):
+                    f[k] = max(logp[b, i, k], -24.0) / 8.0
+                f[8] = max(log_rest[b, i], -40.0) / 8.0
+                f[9] = min(entropy[b, i], 6.0) / 3.0
+                f[10] = _clip(logp[b, i, 0] - logp[b, i, 1], 0.0, 24.0) / 8.0
+                now = sureness(fine[b, i])
+                f[11] = now / 8.0
+                for back in range(2):
+                    if past[b, back, i] <= 0:
+                        f[52 + back] = _clip(now - sureness(past[b, back, i]), -8.0, 8.0) / 2.0
+                        f[54 + back] = 1.0
+            if status[b, i] == 3:
+                left_masked += 1
+                f[12] = place[0, i] / 16.0
+                f[13] = 1.0 / (1.0 + place[0, i])
+                f[14] = 1.0 if ahead_rank[b, 0, i] == best else 0.0
+                f[15] = 1.0 if ahead_fine[b, 0, i] > -0.00195 else 0.0
+                f[16] = max(ahead_fine[b, 0, i], -16.0) / 8.0
+                for d in range(8):
+                    e = min(d, known - 1, depths - 1)
+                    f[20 + d] = sure[e, i] / 8.0
+                    f[28 + d] = agree[b, e, i]
+                for d in range(depths):
+                    e = min(d, known - 1)
+                    g = linear[b, d, i]
+                    g[0] = max(ahead_fine[b, e, i], -16.0)
+                    g[1] = sure[e, i] / 4.0
+                    g[2] = place[e, i] / 8.0
+                    g[3] = 1.0 if place[e, i] == 0 else 0.0
+                    g[4] = 1.0 / (1.0 + place[e, i])
+                    g[5] = agree[b, e, i]
+                    g[6] = 1.0 if ahead_fine[b, e, i] > -0.00195 else 0.0
+                    g[7] = (left_masked - 1) / 8.0
+                    g[8] = f[46]
+                    g[9] = 1.0 if i == just + 1 else 0.0
+                    g[10] = min(abs(i - just), 16) / 8.0
+                    g[11] = f[47]
+                    h = token[b, d, i]
+                    h[0] = np.log1p(max(margin[b, e, i], 0.0))
+                    h[1] = min(margin[b, e, i], 10.0) / 5.0
+                    h[2] = sure[e, i] / 8.0
+                    h[3] = max(ahead_fine[b, e, i], -8.0) / 4.0
+                    h[4] = agree[b, e, i]
+                    h[5] = f[40]
