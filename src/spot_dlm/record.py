@@ -6,11 +6,13 @@ already there is not recorded again. Knows nothing of the command line and of tr
 Example: `record(Recording("shipped", prompts, settings), Path("traces"), workers=2)`.
 """
 
-import multiprocessing
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,23 @@ from spot_dlm.noise import CoupledNoise
 from spot_dlm.outputs import read_outputs
 from spot_dlm.rules import parse_rule
 from spot_dlm.targets import load_target
-from spot_dlm.traces import NUM_LOGP, Columns, shard_path, write_manifest, write_shard
+from spot_dlm.traces import COLUMNS, NUM_LOGP, Columns, shard_path, write_manifest, write_shard
 from spot_dlm.transition import Sampling
+from spot_dlm.workers import Work, exclusive, run_in_processes
 
 PLAN = "spot-trace-plan/1"
 SEQUENCES_PER_SHARD = 64
-BYTES_PER_TOKEN = {True: 5500, False: 1600}
-"""Measured size of a trace per generated token (L = 16 and 32 mixed), sampled or not: an estimate before recording."""
+
+
+def bytes_per_token(block_length: int, sampled: bool, max_depth: int) -> float:
+    """Return the size of a trace per token of a whole block: 505 (L = 16) and 969 (L = 32) at T = 0, 2055 and 5504 at T > 0.
+
+    Exact but for the files' headers: every step writes its masked positions and, where tokens are sampled, its look-ahead.
+    """
+    size = {t: sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in columns.values()) for t, columns in COLUMNS.items()}
+    rows = block_length * (block_length + 1) / 2
+    ahead = sum(min(left, max_depth) * left for left in range(block_length)) if sampled else 0
+    return (rows * size["row"] + ahead * size["ahead"] + size["block"]) / block_length + size["state"]
 
 
 @dataclass(frozen=True)
@@ -59,14 +71,7 @@ class TraceSetting:
     def params(self, seed: int, sequence: int) -> DecodeParams:
         """Return the decoding parameters of standard decoding."""
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed)
-        return DecodeParams(
-            rule=parse_rule(self.rule),
-            sampling=sampling,
-            max_new_tokens=self.max_new_tokens,
-            nodes=1,
-            block_length=self.block_length,
-            sequence=sequence,
-        )
+        return DecodeParams(parse_rule(self.rule), sampling, self.max_new_tokens, 1, self.block_length, sequence=sequence)
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,27 @@ class Recording:
         """Files that the recording will have."""
         return -(-len(self.jobs) // SEQUENCES_PER_SHARD)
 
-    @property
-    def estimated_bytes(self) -> int:
-        """Size on disk if every sequence had half its tokens."""
-        settings = [self.settings[s] for _, s in self.jobs]
-        return sum(BYTES_PER_TOKEN[s.temperature > 0] * s.max_new_tokens // 2 for s in settings)
+    def shard_jobs(self, number: int) -> list[tuple[int, int]]:
+        """Return the jobs of one shard."""
+        return self.jobs[number * SEQUENCES_PER_SHARD : (number + 1) * SEQUENCES_PER_SHARD]
+
+    def estimated_bytes(self, block_length: int, folder: Path | None = None) -> int:
+        """Return the size of what `folder` lacks if every sequence had half its tokens (the shipped model's have a third).
+
+        `block_length` is the target's own, for settings that leave it open.
+        """
+        numbers = range(self.num_shards) if folder is None else self.missing(folder)
+        jobs = [self.settings[s] for n in numbers for _, s in self.shard_jobs(n)]
+        each = {s: bytes_per_token(s.block_length or block_length, s.temperature > 0, self.max_depth) for s in self.settings}
+        return round(sum(s.max_new_tokens / 2 * each[s] for s in jobs))
+
+    def missing(self, folder: Path) -> list[int]:
+        """Return the shards that are not in the folder."""
+        return [n for n in range(self.num_shards) if not shard_path(folder, n).exists()]
 
     def plan(self, spec_fingerprint: str) -> dict[str, Any]:
         """Return what identifies the recording: a folder holds one plan only."""
+        texts = "".join(repr(p.get("prompt", p.get("prompt_ids"))) for p in self.prompts)
         return {
             "format": PLAN,
             "model": self.model,
@@ -119,17 +137,9 @@ class Recording:
             "spread": self.spread,
             "max_depth": self.max_depth,
             "prompts": [{"id": p.get("id", i), "family": p.get("family", "")} for i, p in enumerate(self.prompts)],
-            "prompts_hash": _hash_prompts(self.prompts),
+            "prompts_hash": hashlib.sha256(texts.encode()).hexdigest(),
+            **({"load_options": self.load_options} if self.load_options else {}),
         }
-
-
-def _hash_prompts(prompts: Sequence[dict[str, Any]]) -> str:
-    import hashlib
-
-    digest = hashlib.sha256()
-    for row in prompts:
-        digest.update(repr(row.get("prompt", row.get("prompt_ids"))).encode())
-    return digest.hexdigest()
 
 
 def record_sequence(columns: Columns, target: Target, prompt: str | list[int], params: DecodeParams, max_depth: int) -> int:
@@ -184,31 +194,58 @@ def _record_state(columns: Columns, event: Pass, params: DecodeParams, noise: Co
     )
 
 
-def record_shard(target: Target, recording: Recording, folder: Path, number: int) -> int:
-    """Record one shard; return its number of sequences."""
-    jobs = recording.jobs[number * SEQUENCES_PER_SHARD : (number + 1) * SEQUENCES_PER_SHARD]
-    columns = Columns()
+def record_shard(target: Target, recording: Recording, folder: Path, number: int, finished: Callable[[], None] = lambda: None) -> int:
+    """Record one shard whole or not at all, telling of every finished sequence; return how many."""
+    columns, jobs = Columns(), recording.shard_jobs(number)
     for prompt_number, setting_number in jobs:
         row, setting = recording.prompts[prompt_number], recording.settings[setting_number]
         prompt = row["prompt"] if "prompt" in row else row["prompt_ids"]
         sequence = prompt_number * len(recording.settings) + setting_number
-        blocks = record_sequence(columns, target, prompt, setting.params(recording.seed, sequence), recording.max_depth)
+        try:
+            blocks = record_sequence(columns, target, prompt, setting.params(recording.seed, sequence), recording.max_depth)
+        except ValueError as error:
+            raise ValueError(f"prompt {row.get('id', prompt_number)}: {error}") from error
         tokens = int(columns.parts.pop("_tokens")[0][0])
         columns.add("sequence", prompt=prompt_number, setting=setting_number, blocks=blocks, tokens=tokens)
-    write_shard(folder, number, columns)
+        finished()
+    try:
+        write_shard(folder, number, columns)
+    except OSError as error:
+        reason = f"{error.strerror or error} (finished shards are kept; the same command continues)"
+        raise OSError(error.errno, reason, str(shard_path(folder, number))) from error
     return len(jobs)
 
 
-_worker: dict[str, Any] = {}
-
-
-def _start_worker(recording: Recording, folder: Path, threads: int) -> None:
+def _prepare(recording: Recording, folder: Path, threads: int) -> Work:
+    """Return what records a shard in a process of its own."""
     torch.set_num_threads(threads)
-    _worker.update(target=load_target(recording.model, **recording.load_options), recording=recording, folder=folder)
+    return partial(record_shard, load_target(recording.model, **recording.load_options), recording, folder)
 
 
-def _run_shard(number: int) -> int:
-    return record_shard(_worker["target"], _worker["recording"], _worker["folder"], number)
+@contextmanager
+def _opened(folder: Path, plan: dict[str, Any]) -> Iterator[None]:
+    """Make the folder this recording's, or find that it is, and keep other runs out.
+
+    Raises:
+        ValueError: if it holds something else, or another run records there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "plan.json"
+    if path.exists():
+        found = read_json(path, PLAN)
+        if differing := ", ".join(k for k in {**plan, **found} if plan.get(k) != found.get(k)):
+            raise ValueError(f"{folder}: holds another recording (other {differing}, see its plan.json); give another folder")
+    elif any(not p.name.endswith(".partial") for p in folder.iterdir()):
+        raise ValueError(f"{folder}: is not empty and holds no recording; give another folder")
+    else:
+        write_json(path, plan)
+    with exclusive(path):
+        try:
+            yield
+        finally:
+            for left in folder.glob(".*.partial"):  # of a process that was killed while it wrote
+                with suppress(OSError):
+                    left.unlink()
 
 
 def record(
@@ -218,6 +255,7 @@ def record(
     threads: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
     command: str = "",
+    target: Target | None = None,
 ) -> dict[str, Any]:
     """Record what is missing and write the manifest last; return it.
 
@@ -228,42 +266,32 @@ def record(
         threads: torch threads of each.
         progress: called with sequences done and all sequences.
         command: for the provenance.
+        target: the recording's, if it is loaded already.
 
     Raises:
         ValueError: if the folder holds another recording, or a prompt cannot be decoded.
+        OSError: if the folder cannot be written or the disk is full; finished shards stay.
     """
     if workers < 1:
         raise ValueError(f"workers={workers} must be at least 1")
-    target = load_target(recording.model, **recording.load_options)
+    if threads < 1:
+        raise ValueError(f"threads={threads} must be at least 1")
+    target = target or load_target(recording.model, **recording.load_options)
     plan = recording.plan(target.spec.fingerprint)
-    folder.mkdir(parents=True, exist_ok=True)
-    plan_path = folder / "plan.json"
-    if plan_path.exists():
-        if read_json(plan_path, PLAN) != plan:
-            raise ValueError(f"{folder}: holds another recording (see its plan.json); give another folder or the same options")
-    elif any(folder.iterdir()):
-        raise ValueError(f"{folder}: is not empty and holds no recording; give another folder")
-    else:
-        write_json(plan_path, plan)
-    missing = [n for n in range(recording.num_shards) if not shard_path(folder, n).exists()]
     total = len(recording.jobs)
-    done = total - sum(len(recording.jobs[n * SEQUENCES_PER_SHARD : (n + 1) * SEQUENCES_PER_SHARD]) for n in missing)
-    progress(done, total)
-    if workers == 1 or len(missing) == 1:
-        torch.set_num_threads(threads)
-        for number in missing:
-            done += record_shard(target, recording, folder, number)
-            progress(done, total)
-    elif missing:
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(recording, folder, threads))
-        try:
-            for finished in as_completed([pool.submit(_run_shard, n) for n in missing]):
-                done += finished.result()
-                progress(done, total)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-    about = provenance(target.spec, command) | {k: plan[k] for k in ("settings", "prompts", "prompts_hash", "seed", "spread", "max_depth")}
-    for setting in about["settings"]:
-        setting["block_length"] = setting["block_length"] or target.spec.block_length
-    return write_manifest(folder, about, recording.num_shards)
+    with _opened(folder, plan):
+        missing = recording.missing(folder)
+        before = total - sum(len(recording.shard_jobs(n)) for n in missing)
+        progress(before, total)
+        if workers > 1 and len(missing) > 1:
+            run_in_processes(_prepare, (recording, folder, threads), missing, workers, lambda done: progress(before + done, total))
+        elif missing:
+            torch.set_num_threads(threads)
+            done = count(before + 1)
+            for number in missing:
+                record_shard(target, recording, folder, number, lambda: progress(next(done), total))
+        about = provenance(target.spec, command)
+        about |= {k: plan[k] for k in ("settings", "prompts", "prompts_hash", "seed", "spread", "max_depth")}
+        for setting in about["settings"]:
+            setting["block_length"] = setting["block_length"] or target.spec.block_length
+        return write_manifest(folder, about, recording.num_shards)

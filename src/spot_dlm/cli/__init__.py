@@ -1,4 +1,4 @@
-"""The command `spot`: generate, verify, info, demo. Answers go to stdout, progress and errors to stderr.
+"""The command `spot`: generate, verify, info, demo, trace. Answers go to stdout, progress and errors to stderr.
 
 `main` turns what a user can cause (bad values, missing files, a full disk, an operation the device lacks, ctrl-C) into one line and an
 exit code; SPOT_DEBUG=1 shows the traceback. Exit codes: 0 done, 1 not identical, 2 bad input or a run that cannot go on, 130
@@ -21,6 +21,7 @@ from spot_dlm.cli.demo import demo
 from spot_dlm.cli.generate import generate
 from spot_dlm.cli.info import info
 from spot_dlm.cli.show import COMMAND
+from spot_dlm.cli.trace import trace
 from spot_dlm.cli.verify import verify
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ for _command, _summary in (
     (verify, "Prove that speculation changes neither tokens nor order."),
     (info, "Show what a model is and what will be used."),
     (demo, "Decode one prompt of every family both ways and compare."),
+    (trace, "Record standard decoding as traces."),
 ):
     app.command(short_help=_summary)(_command)
 
