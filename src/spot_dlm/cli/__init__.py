@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from spot_dlm import __version__
+from spot_dlm.cli.bench import app as bench
 from spot_dlm.cli.demo import demo
 from spot_dlm.cli.generate import generate
 from spot_dlm.cli.info import info
@@ -39,6 +40,7 @@ for _command, _summary in (
     (trace, "Record standard decoding as traces."),
 ):
     app.command(short_help=_summary)(_command)
+app.add_typer(bench, name="bench", short_help="Measure passes saved, and accuracy against speed.")
 
 
 def _print_version(wanted: bool) -> bool:

@@ -1,0 +1,129 @@
+"""A target that evaluates every state at most once: what makes a grid of drafters and budgets affordable.
+
+The walk reads only the rows of states that it visits, and those are the states of standard decoding, whose logits are known after
+the first run. Rows that nobody reads are never evaluated; a row that was not seen before is evaluated truly, alone, so a decoder
+that leaves the standard trajectory is not covered up. Exact where a row's logits do not depend on the other rows, to the bit.
+
+Example: `memo = MemoTarget(target); generate(memo, prompt, Root()); generate(memo, prompt, Chain())`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from spot_dlm.interfaces import MaskedLogits, Prefix, Target, TargetSpec
+from spot_dlm.state import MASKED
+
+
+class RowsOnDemand(MaskedLogits):
+    """Logits of N canvases of which a row is looked up or evaluated when it is asked for."""
+
+    def __init__(self, counts: Sequence[int], row: Callable[[int], Float[Tensor, "m V"]]) -> None:
+        self._counts, self._row = counts, row
+
+    def of(self, row: int) -> Float[Tensor, "m V"]:
+        """Return the logits of one canvas."""
+        return self._row(row)
+
+    @property
+    def packed(self) -> Float[Tensor, "M V"]:
+        """All rows, evaluated where they are not known."""
+        return torch.cat([self._row(i) for i in range(len(self._counts))])
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each canvas begins in `packed`."""
+        return [0, *np.cumsum(self._counts).tolist()]
+
+
+@dataclass
+class MemoPrefix:
+    """The tokens of a prefix, and the target's own cache once a row had to be evaluated on it.
+
+    The own cache repeats the same prefill and the same commits: their rounding may differ from each other.
+    """
+
+    prefilled: Int64[np.ndarray, " P"]
+    block_length: int
+    committed: list[Int64[np.ndarray, " L"]] = field(default_factory=list)
+    own: Prefix | None = None
+    num_own: int = 0
+
+    @property
+    def length(self) -> int:
+        """Number of tokens in complete blocks."""
+        return len(self.prefilled) + self.block_length * len(self.committed)
+
+    @property
+    def key(self) -> tuple[int, bytes, bytes]:
+        """What decides the logits of a canvas after this prefix."""
+        return self.block_length, self.prefilled.tobytes(), b"".join(block.tobytes() for block in self.committed)
+
+
+class MemoTarget:
+    """A Target around another that remembers logits by (prefix, canvas); make a new one for every prompt to free the memory.
+
+    Attributes:
+        evaluated: number of rows that the real target evaluated.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._rows: dict[tuple[object, bytes], Float[Tensor, "m V"]] = {}
+        self.evaluated = 0
+
+    @property
+    def spec(self) -> TargetSpec:
+        """Sizes and special ids of the real target."""
+        return self._target.spec
+
+    def encode(self, text: str) -> list[int]:
+        """Return the prompt ids of user text."""
+        return self._target.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of generated ids."""
+        return self._target.decode(token_ids)
+
+    def prefill(self, token_ids: Int64[np.ndarray, " P"], block_length: int) -> MemoPrefix:
+        """Note the prompt's complete blocks; the real target sees them when a row needs it."""
+        return MemoPrefix(token_ids.copy(), block_length)
+
+    def commit(self, prefix: Prefix, token_ids: Int64[np.ndarray, " L"]) -> None:
+        """Note a complete block."""
+        _noted(prefix).committed.append(token_ids.copy())
+
+    def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> RowsOnDemand:
+        """Return logits that are looked up, or evaluated one row at a time, when they are read."""
+        noted = _noted(prefix)
+        key, at = noted.key, len(noted.committed)
+
+        def row(index: int) -> Float[Tensor, "m V"]:
+            canvas = canvases[index]
+            where = key, canvas.tobytes()
+            if where not in self._rows:
+                if len(noted.committed) != at:
+                    raise RuntimeError("a row was read after its prefix had changed")
+                self._rows[where] = self._evaluate(noted, canvas)
+            return self._rows[where]
+
+        return RowsOnDemand((canvases == MASKED).sum(axis=1).tolist(), row)
+
+    def _evaluate(self, noted: MemoPrefix, canvas: Int64[np.ndarray, " L"]) -> Float[Tensor, "m V"]:
+        if noted.own is None:
+            noted.own = self._target.prefill(noted.prefilled, noted.block_length)
+        for block in noted.committed[noted.num_own :]:
+            self._target.commit(noted.own, block)
+        noted.num_own = len(noted.committed)
+        self.evaluated += 1
+        return self._target.evaluate(noted.own, canvas[None]).of(0)
+
+
+def _noted(prefix: Prefix) -> MemoPrefix:
+    if not isinstance(prefix, MemoPrefix):
+        raise TypeError(f"the prefix must come from MemoTarget.prefill, got {type(prefix).__name__}")
+    return prefix
