@@ -108,7 +108,11 @@ def live_state(context: DraftContext, depths: int) -> tuple[StateBatch, LookAhea
     agree[0][:, masked] = ahead.tokens[..., 0] == outputs.ids[at, 0]
     temperature = np.array([context.sampling.temperature], dtype=np.float32)
     rounded = np.array([context.rule.resolution == "bfloat16"], dtype=np.int8)
-    return StateBatch(status, age, commit_fine, *dense.values(), past, *spread, agree, temperature, rounded), ahead
+    logp, log_rest, entropy, fine = dense.values()
+    state = StateBatch(
+        status, age, commit_fine, logp, log_rest, entropy, fine, past, spread[0], spread[1], spread[2], agree, temperature, rounded
+    )
+    return state, ahead
 
 
 _ROWS = (("logp", (NUM_LOGP,)), ("log_rest", ()), ("entropy", ()), ("fine", ()))

@@ -107,7 +107,9 @@ def _two_best(scores: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.nda
     return best, second, margin
 
 
-def decisive_rank(fine: Float32[np.ndarray, "*shape"], positions: Int64[np.ndarray, "*shape"], rule: UnmaskRule) -> Float32[np.ndarray, "*shape"]:
+def decisive_rank(
+    fine: Float32[np.ndarray, "*shape"], positions: Int64[np.ndarray, "*shape"], rule: UnmaskRule
+) -> Float32[np.ndarray, "*shape"]:
     """Return the number by which the rule orders positions (higher first, then the lower position), from unrounded ranking values."""
     if rule.select == "left_to_right":
         return -positions.astype(np.float32)

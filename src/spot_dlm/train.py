@@ -1,0 +1,309 @@
+"""Train an order model on traces: teacher-forced paths, cross-entropy, best checkpoint by held-out acceptance (spot train).
+
+From a state at step t the model predicts the positions committed at t+1, t+2, ... given those before, up to the first token that is
+neither the best nor the second-best stale one (method.md section 6). Every step draws its batch from (seed, step), so a resumed run
+equals an uninterrupted one. Knows nothing of the command line.
+
+Example: `train(read_traces(folder), Path("drafter"), TrainParams(steps=2000))`.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from spot_dlm.artifacts import replace_file
+from spot_dlm.drafter_files import save_order_model
+from spot_dlm.features import encode
+from spot_dlm.order_model import Kind, OrderConfig, OrderModel, inputs, path_scores
+from spot_dlm.simulate import simulate
+from spot_dlm.trace_states import OTHER, Paths, TraceStates
+from spot_dlm.traces import Traces
+
+VALIDATION_SHARE = 0.04
+MAX_VALIDATION_BLOCKS = 480
+BUDGETS = (8, 32)
+"""Budgets at which a checkpoint is judged."""
+
+
+@dataclass(frozen=True)
+class TrainParams:
+    """How an order model is trained; all of it, and the traces, decide the result.
+
+    Args:
+        kind: "order" or "linear".
+        steps: optimizer steps.
+        positions: block positions in a batch (a batch holds states of one block length).
+        depths: transitions predicted from every state.
+        discount: weight of each further depth.
+        token_weight: weight of the token loss.
+        muon_lr, adam_lr: learning rates of matrices and of the rest.
+        decay: share of the steps with falling rate at the end.
+        eval_every: steps between two evaluations, which also write the checkpoint.
+        bfloat16: multiply in bfloat16 (faster where the processor has it); the linear score and the loss stay float32.
+        seed: of the weights and batches.
+
+    Raises:
+        ValueError: naming the field, the value and what is allowed.
+    """
+
+    kind: Kind = "order"
+    steps: int = 6000
+    positions: int = 6144
+    depths: int = 16
+    discount: float = 0.93
+    token_weight: float = 0.5
+    muon_lr: float = 0.01
+    adam_lr: float = 2e-3
+    decay: float = 0.5
+    eval_every: int = 250
+    bfloat16: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "positions", "depths", "eval_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("discount", "token_weight", "muon_lr", "adam_lr"):
+            if not 0 < getattr(self, name) <= 10:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0 and at most 10")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay={self.decay} must be above 0 and at most 1")
+
+    def rate(self, step: int) -> float:
+        """Return the share of the full learning rate: a short rise, constant, a linear fall to zero."""
+        rise = min(100, max(1, self.steps // 20))
+        fall = int(self.decay * self.steps)
+        return min(1.0, (step + 1) / rise, (self.steps - step) / max(1, fall))
+
+
+@dataclass
+class History:
+    """What happened: one row per evaluation."""
+
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        """Highest held-out score so far."""
+        return max((r["score"] for r in self.rows), default=float("-inf"))
+
+
+def split_sequences(traces: Traces, seed: int) -> tuple[Int64[np.ndarray, " a"], Int64[np.ndarray, " b"]]:
+    """Return (training, validation) sequences; all sequences of a prompt are on one side.
+
+    Raises:
+        ValueError: if there are too few prompts to hold any back.
+    """
+    prompts = traces.sequence["prompt"]
+    distinct = np.unique(prompts)
+    if len(distinct) < 2:
+        raise ValueError("the traces hold one prompt only; training needs at least 2, one of them held back")
+    shuffled = np.random.default_rng([seed, 1]).permutation(distinct)
+    held = shuffled[: max(1, round(VALIDATION_SHARE * len(distinct)))]
+    inside = np.isin(prompts, held)
+    return np.flatnonzero(~inside), np.flatnonzero(inside)
+
+
+class Batches:
+    """Batches of training states as a pure function of (seed, step)."""
+
+    def __init__(self, states: TraceStates, sequences: Int64[np.ndarray, " k"], params: TrainParams) -> None:
+        self.states, self.params = states, params
+        indices = states.of_sequences(sequences)
+        if not len(indices):
+            raise ValueError("the traces hold no state with two masked positions after it; record longer answers or larger blocks")
+        lengths = states.lengths(indices)
+        self.groups = [(int(n), indices[lengths == n]) for n in np.unique(lengths)]
+        sizes = np.array([n * len(members) for n, members in self.groups], dtype=np.float64)
+        self.shares = sizes / sizes.sum()
+
+    def at(self, step: int) -> Int64[np.ndarray, " B"]:
+        """Return the states of one step."""
+        rng = np.random.default_rng([self.params.seed, 2, step])
+        length, members = self.groups[rng.choice(len(self.groups), p=self.shares)]
+        return np.sort(rng.choice(members, max(1, self.params.positions // length)))
+
+
+def losses(model: OrderModel, states: TraceStates, indices: Int64[np.ndarray, " B"], params: TrainParams) -> tuple[Tensor, Tensor]:
+    """Return the order loss and the token loss of a batch (nats per transition, deeper ones discounted)."""
+    batch, paths = states.batch(indices, params.depths)
+    encoded = encode(batch, params.depths)
+    device = next(model.parameters()).device
+    with torch.autocast(device.type, torch.bfloat16, enabled=params.bfloat16):
+        scores = model(*inputs(encoded, device))
+    path = torch.from_numpy(paths.positions).to(device)
+    total, remaining = path_scores(scores, path, torch.from_numpy(encoded.masked > 0).to(device))
+    logp = total.masked_fill(~remaining, -torch.inf).log_softmax(dim=-1)
+    kinds = torch.from_numpy(paths.kind.astype(np.int64)).to(device)
+    weight = torch.from_numpy(path_weights(paths, params.discount)).to(device)
+    order = -logp.gather(-1, path[..., None])[..., 0]
+    order = torch.where(weight > 0, order, 0.0)
+    at_path = scores.token.gather(2, path[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
+    token = torch.nn.functional.cross_entropy(at_path.flatten(0, 1), kinds.clamp(min=0).flatten(), reduction="none").view_as(weight)
+    norm = weight.sum().clamp(min=1e-9)
+    return (order * weight).sum() / norm, (token * weight).sum() / norm
+
+
+def path_weights(paths: Paths, discount: float) -> Float[np.ndarray, "B D"]:
+    """Return the weight of each depth: 0 beyond the block and after the first miss."""
+    missed = np.cumsum(paths.kind == OTHER, axis=1) - (paths.kind == OTHER) > 0
+    depth = discount ** np.arange(paths.kind.shape[1], dtype=np.float32)
+    return np.where((paths.kind >= 0) & ~missed, depth[None], np.float32(0)).astype(np.float32)
+
+
+def build_optimizers(model: OrderModel, params: TrainParams) -> list[torch.optim.Optimizer]:
+    """Return Muon for the transformer's matrices and Adam for the rest."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers.") and "distance" not in name]
+    rest = [p for p in model.parameters() if all(p is not m for m in matrices)]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(rest, lr=params.adam_lr, betas=(0.9, 0.99))]
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, lr=params.muon_lr, weight_decay=0.01))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["full_lr"] = group["lr"]
+    return optimizers
+
+
+def evaluate(model: OrderModel, states: TraceStates, blocks: Int64[np.ndarray, " n"]) -> dict[str, float]:
+    """Return held-out acceptance lengths; `score` is the geometric mean over BUDGETS and the recorded settings."""
+    model.eval()
+    row: dict[str, float] = {}
+    logs = []
+    outcome = simulate(model, states, blocks, BUDGETS)
+    for budget, result in outcome.items():
+        row[f"acceptance_{budget}"] = result.acceptance_length
+        row[f"expected_{budget}"] = result.expected_length
+        setting = states.setting_of_block[result.blocks]
+        for number in np.unique(setting):
+            at = setting == number
+            length = float(result.transitions[at].sum() / result.passes[at].sum())
+            row[f"acceptance_{budget}_setting_{number}"] = length
+            logs.append(np.log(length))
+    model.train()
+    return row | {"score": float(np.exp(np.mean(logs)))}
+
+
+def train(
+    traces: Traces,
+    out: Path,
+    params: TrainParams,
+    config: OrderConfig | None = None,
+    progress: Callable[[int, dict[str, float]], None] = lambda step, row: None,
+    command: str = "",
+) -> dict[str, Any]:
+    """Train, resuming an interrupted run in `out`, and write the drafter: its best checkpoint, training.json and the weights' config.
+
+    Args:
+        traces: finished traces.
+        out: folder of the drafter.
+        params: how.
+        config: sizes of the model.
+        progress: called after every step with the losses, and with the evaluation where there was one.
+        command: for the provenance.
+
+    Returns:
+        What training.json holds: parameters, history, best step.
+
+    Raises:
+        ValueError: if `out` holds a run with other parameters or other traces, or the traces are too small.
+    """
+    config = config or OrderConfig(kind=params.kind)
+    states = TraceStates(traces)
+    training, validation = split_sequences(traces, params.seed)
+    batches = Batches(states, training, params)
+    blocks = np.flatnonzero(np.isin(states.sequence_of_block, validation))
+    blocks = np.sort(np.random.default_rng([params.seed, 3]).permutation(blocks)[:MAX_VALIDATION_BLOCKS])
+    torch.manual_seed(params.seed)
+    model = OrderModel(config)
+    optimizers = build_optimizers(model, params)
+    identity = {"params": asdict(params), "config": asdict(config), "traces": traces_id(traces)}
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoint = out / "checkpoint.pt"
+    step, history, best, seconds = 0, History(), _copy(model), 0.0
+    if checkpoint.exists():
+        step, history, best, seconds = _resume(checkpoint, identity, model, optimizers)
+    clock = time.perf_counter()
+    sums = np.zeros(3)
+    while step < params.steps:
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["full_lr"] * params.rate(step)
+            optimizer.zero_grad(set_to_none=True)
+        order, token = losses(model, states, batches.at(step), params)
+        loss = order + params.token_weight * token
+        if not torch.isfinite(loss):
+            raise ValueError(f"the loss is {loss.item()} at step {step}: the traces hold broken numbers or the learning rate is too high")
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        step += 1
+        sums += (order.item(), token.item(), 1)
+        row = {"order_loss": order.item(), "token_loss": token.item()}
+        if step % params.eval_every == 0 or step == params.steps:
+            means = (sums[:2] / sums[2]).tolist()
+            row = {"step": step, "order_loss": means[0], "token_loss": means[1], **evaluate(model, states, blocks)}
+            sums[:] = 0
+            if row["score"] > history.best:
+                best = _copy(model)
+            history.rows.append(row)
+            elapsed = seconds + time.perf_counter() - clock
+            state = {"step": step, "history": history.rows, "seconds": elapsed, "identity": json.dumps(identity)}
+            tensors = {"model": model.state_dict(), "best": best, "optimizers": [o.state_dict() for o in optimizers]}
+            _save(checkpoint, state | tensors)
+        progress(step, row)
+    model.load_state_dict(best)
+    best_row = max(history.rows, key=lambda r: r["score"])
+    about = {
+        **identity,
+        "command": command,
+        "seconds": round(seconds + time.perf_counter() - clock, 1),
+        "training_states": sum(len(m) for _, m in batches.groups),
+        "validation_blocks": len(blocks),
+        "best_step": best_row["step"],
+        "best": best_row,
+        "history": history.rows,
+    }
+    save_order_model(out, model, traces.manifest, {k: v for k, v in about.items() if k != "history"}, command)
+    replace_file(out / "training.json", lambda partial: partial.write_text(json.dumps(about, indent=1) + "\n", "utf-8"))
+    return about
+
+
+def traces_id(traces: Traces) -> str:
+    """Return a hash of the shards' hashes."""
+    import hashlib
+
+    return hashlib.sha256("".join(s["sha256"] for s in traces.manifest["shards"]).encode()).hexdigest()[:16]
+
+
+def _copy(model: OrderModel) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def _save(checkpoint: Path, state: dict[str, Any]) -> None:
+    replace_file(checkpoint, lambda partial: torch.save(state, partial))
+
+
+def _resume(
+    checkpoint: Path, identity: dict[str, Any], model: OrderModel, optimizers: list[torch.optim.Optimizer]
+) -> tuple[int, History, dict[str, Tensor], float]:
+    try:
+        state = torch.load(checkpoint, weights_only=True)
+        found = json.loads(state["identity"])
+    except Exception as error:
+        raise ValueError(f"{checkpoint}: damaged ({type(error).__name__}); delete it to start again") from error
+    different = [k for k in identity if json.dumps(found.get(k)) != json.dumps(identity[k])]
+    if different:
+        raise ValueError(f"{checkpoint}: belongs to a run with other {' and '.join(different)}; give another --out or delete it")
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return state["step"], History(state["history"]), state["best"], state["seconds"]
