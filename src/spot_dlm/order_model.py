@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -75,6 +75,12 @@ def inputs(
     return positions, linear, token, positions[:, 0, 42]
 
 
+def relative_distances(length: int) -> Int64[Tensor, "L L"]:
+    """Return the index of the bias for every pair (from, to) of positions."""
+    at = torch.arange(length)
+    return (at[None, :] - at[:, None]).clamp(-_RELATIVE, _RELATIVE) + _RELATIVE
+
+
 class LinearScore(nn.Module):
     """A logistic order model: one weight per feature, another at rounded confidences, both changing linearly with the depth."""
 
@@ -114,7 +120,7 @@ class Layer(nn.Module):
         for last in (self.out, self.down):
             nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * config.layers))
 
-    def forward(self, x: Float[Tensor, "B L W"], distances: Tensor) -> Float[Tensor, "B L W"]:
+    def forward(self, x: Float[Tensor, "B L W"], distances: Int64[Tensor, "L L"]) -> Float[Tensor, "B L W"]:
         """Apply the layer."""
         size, length, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(size, length, 3, self.heads, width // self.heads)
@@ -141,7 +147,7 @@ class OrderModel(nn.Module):
             self.embed = nn.Linear(NUM_POSITION, config.width)
             self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
             self.norm = nn.LayerNorm(config.width)
-            self.heads = nn.Linear(config.width, self._split[-1], bias=False)
+            self.heads = nn.Linear(config.width, self.split[-1], bias=False)
             self.depth = nn.Parameter(torch.zeros(config.depths, config.rank))
             self.gate_node = nn.Parameter(torch.zeros(config.depths, config.gate))
             self.gate_out = nn.Parameter(torch.zeros(config.gate))
@@ -154,7 +160,7 @@ class OrderModel(nn.Module):
             raise ValueError(f"the order model would have {count} parameters, at most {MAX_PARAMETERS} are allowed; make it smaller")
 
     @property
-    def _split(self) -> list[int]:
+    def split(self) -> list[int]:
         """Where the head's parts end: depth, pair (2), last (2), gate (2), token."""
         r, g = self.config.rank, self.config.gate
         sizes = [r, r, r, r, r, g, g, r]
@@ -162,7 +168,7 @@ class OrderModel(nn.Module):
 
     def _initialise(self) -> None:
         nn.init.normal_(self.heads.weight, std=0.05)
-        ends = self._split
+        ends = self.split
         with torch.no_grad():  # one factor of every product is zero, so that the untrained network adds nothing
             self.heads.weight[ends[0] : ends[1]] = 0
             self.heads.weight[ends[2] : ends[3]] = 0
@@ -183,8 +189,7 @@ class OrderModel(nn.Module):
     ) -> Scores:
         """Run once per pass; O(L) tokens through the network, nothing per node."""
         (size, depths, length), device = linear.shape[:3], linear.device
-        at = torch.arange(length, device=device)
-        distances = (at[None, :] - at[:, None]).clamp(-_RELATIVE, _RELATIVE) + _RELATIVE
+        distances = relative_distances(length).to(device)
         base = self.linear(linear, rounded)
         pair, last = self.linear.pair[distances][None], self.linear.last[distances][None]
         kinds = self.linear.token(token)
@@ -196,7 +201,7 @@ class OrderModel(nn.Module):
             x = self.embed(positions)
         for layer in self.layers:
             x = layer(x, distances)
-        parts = self.heads(self.norm(x)).float().tensor_split(self._split[:-1], dim=-1)
+        parts = self.heads(self.norm(x)).float().tensor_split(self.split[:-1], dim=-1)
         with torch.autocast(device.type, enabled=False):
             which = torch.arange(depths, device=device).clamp(max=self.config.depths - 1)
             base = base + self.depth[which] @ parts[0].transpose(-1, -2)
@@ -207,7 +212,9 @@ class OrderModel(nn.Module):
         return Scores(base, pair, last, self.gate_node[which], parts[5], parts[6], self.gate_out, kinds)
 
 
-def path_scores(scores: Scores, path: Tensor, masked: Bool[Tensor, "B L"]) -> tuple[Float[Tensor, "B D L"], Bool[Tensor, "B D L"]]:
+def path_scores(
+    scores: Scores, path: Int64[Tensor, "B D"], masked: Bool[Tensor, "B L"]
+) -> tuple[Float[Tensor, "B D L"], Bool[Tensor, "B D L"]]:
     """Return the scores of all positions along given paths, and which positions remain: the sum that `growth` forms node by node.
 
     Args:

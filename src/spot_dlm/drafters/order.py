@@ -7,18 +7,15 @@ Example: `build_drafter("order")` with the shipped weights, or `Order(load_order
 """
 
 from dataclasses import dataclass
-
-import numpy as np
-import torch
+from functools import cached_property
 
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.drafter_files import OrderModelFile
 from spot_dlm.drafters.stale import stale_chain
 from spot_dlm.features import encode, live_state
-from spot_dlm.growth import OrderScores, grow
+from spot_dlm.growth import grow
 from spot_dlm.interfaces import DraftContext
-from spot_dlm.lookahead import LookAhead
-from spot_dlm.order_model import Scores, inputs
+from spot_dlm.order_inference import FastScorer
 
 
 @dataclass(frozen=True)
@@ -38,6 +35,10 @@ class Order:
         """Name on the command line."""
         return self.file.model.config.kind
 
+    @cached_property
+    def _scorer(self) -> FastScorer:
+        return FastScorer(self.file.model)
+
     def draft(self, context: DraftContext, budget: int) -> DraftGraph:
         """Encode the last distributions once and grow the graph."""
         rule, root = context.rule, context.root
@@ -47,27 +48,5 @@ class Order:
         if depths < 1:
             return DraftGraph.root_only(root)
         batch, ahead = live_state(context, depths)
-        with torch.inference_mode():
-            scores = self.file.model(*inputs(encode(batch, depths)))
-        return grow(root, self._compact(scores, root.masked, ahead), budget)
-
-    def _compact(self, scores: Scores, masked: np.ndarray, ahead: LookAhead) -> OrderScores:
-        """Keep the masked positions only."""
-        chances = scores.token[0].softmax(dim=-1).numpy()[:, masked, :2]
-        if not self.token_branches:
-            chances[..., 1] = 0
-        depths = chances.shape[0]
-        tokens = ahead.tokens if len(ahead.tokens) >= depths else np.repeat(ahead.tokens, depths, axis=0)
-        square = np.ix_(masked, masked)
-        return OrderScores(
-            positions=masked,
-            tokens=np.ascontiguousarray(tokens[:depths]),
-            p_token=np.ascontiguousarray(chances),
-            base=np.ascontiguousarray(scores.base[0].numpy()[:, masked]),
-            pair=scores.pair[0].numpy()[square],
-            last=scores.last[0].numpy()[square],
-            gate_node=scores.gate_node.numpy(),
-            gate_commit=scores.gate_commit[0].numpy()[masked],
-            gate_position=scores.gate_position[0].numpy()[masked],
-            gate_out=scores.gate_out.numpy(),
-        )
+        scores = self._scorer(encode(batch, depths), root.masked, ahead, self.token_branches)
+        return grow(root, scores, budget)
