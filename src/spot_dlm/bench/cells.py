@@ -3,14 +3,14 @@
 Families of several variants get one more cell, that of their best variant. Knows nothing of decoding.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from spot_dlm.bench.bootstrap import interval, ratio_interval, resampled_ratio
+from spot_dlm.bench.bootstrap import LEVEL, RESAMPLES, SEED, interval, ratio_interval, resampled_ratio
 from spot_dlm.bench.drafters import BASELINES
 from spot_dlm.bench.passes import Run, Setting
 
@@ -137,3 +137,24 @@ def _difference(ours: Cell, theirs: Cell) -> dict[str, float]:
     low, high = interval(ours.resampled() - theirs.resampled())
     difference = ours.acceptance_length - theirs.acceptance_length
     return {"difference": difference, "low": low, "high": high, "ratio": ours.acceptance_length / theirs.acceptance_length}
+
+
+def passes_document(runs: Sequence[Run], facts: Mapping[str, Any], command: str = "") -> dict[str, Any]:
+    """Return the JSON document of `passes`."""
+    found, together = cells(runs), pooled(runs)
+    several = len({r.setting.task for r in runs}) > 1
+    return {
+        "cells": [c.to_dict() for c in found],
+        "pooled": [c.to_dict() for c in together] if several else [],
+        "comparisons": comparisons(found) + (comparisons(together) if several else []),
+        "all_identical": not any(r.problem for r in runs),
+        "divergences": [
+            {"id": r.prompt, **r.where(), "audit": r.audit, "problem": r.problem, **(r.divergence.to_dict() if r.divergence else {})}
+            for r in runs
+            if r.problem
+        ],
+        "intervals": f"{LEVEL:.0%} paired bootstrap over prompts, {RESAMPLES} resamples, seed {SEED}",
+        "audited": sum(r.audit for r in runs),
+        "provenance": dict(facts),
+        "command": command,
+    }

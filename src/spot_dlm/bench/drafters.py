@@ -5,8 +5,8 @@ there (not registered, or without its graph file) is left out with a remark.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,50 +38,54 @@ class Entry:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def entries(names: Sequence[str], graphs: Sequence[Path] = ()) -> tuple[list[Entry], list[str]]:
-    """Return the drafters of these families that can be built, and a remark for each that cannot.
+def entries(names: Sequence[str], graphs: Sequence[Path] = (), optional: bool = False) -> tuple[list[Entry], list[str]]:
+    """Return the drafters of these families, and a remark for each that cannot be built.
 
     Args:
         names: of FAMILIES; a variant's own name is allowed too.
         graphs: calibrated graph files for `spiffy`; none takes the shipped one.
+        optional: leave out, with a remark, what is not registered or has no file; a file that was given must always be right.
 
     Raises:
-        ValueError: for an unknown name or a damaged file.
+        ValueError: for an unknown name, a damaged file, or what is missing and not optional.
     """
     found: dict[str, Entry] = {}
     missing: list[str] = []
     for name in dict.fromkeys(names):
         if name not in (*FAMILIES, *SPIFFY_VARIANTS, *DRAFTERS):
             raise ValueError(f"drafter={name!r} is unknown; choose one of {', '.join(FAMILIES)}")
-        if name == "oracle":
-            found[name] = Entry(name, name, lambda standard, _: Oracle.of(standard))
-        elif name == SPIFFY or name in SPIFFY_VARIANTS:
-            variants = _spiffy(SPIFFY_VARIANTS if name == SPIFFY else (name,), graphs)
-            found |= {e.label: e for e in variants}
-            missing += [] if variants else [f"{name} is not available (no calibrated graph): left out"]
-        elif name in DRAFTERS:
-            found[name] = _fixed(name, name, build_drafter(name))
-        else:
-            missing.append(f"drafter {name} is not available: left out")
+        given = bool(graphs) and (name == SPIFFY or name in SPIFFY_VARIANTS)
+        try:
+            found |= {e.label: e for e in _family(name, graphs)}
+        except ValueError as error:
+            if given or not optional:
+                raise
+            missing.append(f"drafter {name} is left out: {error}")
     return list(found.values()), missing
+
+
+def _family(name: str, graphs: Sequence[Path]) -> list[Entry]:
+    """Return the entries of one name.
+
+    Raises:
+        ValueError: if it is not registered or its file cannot be read.
+    """
+    if name == "oracle":
+        return [Entry(name, name, lambda standard, _: Oracle.of(standard))]
+    variants = [n for n in (SPIFFY_VARIANTS if name == SPIFFY else (name,)) if n in DRAFTERS]
+    if not variants:
+        raise ValueError("this version does not have it")
+    if name not in (SPIFFY, *SPIFFY_VARIANTS):
+        return [_fixed(name, name, build_drafter(name))]
+    found = []
+    files: Sequence[Path | None] = graphs or (None,)
+    for variant, path in product(variants, files):
+        label = variant if len(graphs) < 2 else f"{variant} {path}"
+        found.append(_fixed(label, SPIFFY, build_drafter(variant, graph=path), "published" in variant))
+    return found
 
 
 def _fixed(label: str, family: str, drafter: Drafter, only_sampled: bool = False) -> Entry:
     """Return the entry of a drafter that serves every prompt and budget, with what it says of its origin."""
-    told = getattr(drafter, "provenance", None) or getattr(getattr(drafter, "graphs", None), "about", None) or {}
-    return Entry(label, family, lambda _, __: drafter, only_sampled, dict(told() if callable(told) else told))
-
-
-def _spiffy(names: Sequence[str], graphs: Sequence[Path]) -> list[Entry]:
-    """Return the calibrated variants: every name with every graph file."""
-    found = []
-    for name in (n for n in names if n in DRAFTERS):
-        published = "published" in name
-        for path in graphs:
-            build: Callable[..., Drafter] = build_drafter
-            label = name if len(graphs) == 1 else f"{name} {path}"
-            found.append(_fixed(label, SPIFFY, build(name, graph=path), published))
-        if not graphs:
-            with suppress(ValueError):  # nothing is shipped
-                found.append(_fixed(name, SPIFFY, build_drafter(name), published))
-    return found
+    file = getattr(drafter, "graphs", None) or getattr(drafter, "file", None)  # what fitted drafters were read from
+    return Entry(label, family, lambda _, __: drafter, only_sampled, dict(getattr(file, "about", {})))

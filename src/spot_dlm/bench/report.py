@@ -34,8 +34,8 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str
     return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
 
 
-def passes_tables(cells: Sequence[dict[str, Any]]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return (title, head, rows) for every task, temperature, resolution and block length: drafters by budgets, with intervals."""
+def passes_tables(cells: Sequence[dict[str, Any]], intervals: bool = True) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Return (title, head, rows) for every task, temperature, resolution and block length: drafters by budgets."""
     tables = []
     keys = ("task", "temperature", "resolution", "block_length")
     for place in dict.fromkeys(tuple(c[k] for k in keys) for c in cells):
@@ -45,18 +45,18 @@ def passes_tables(cells: Sequence[dict[str, Any]]) -> list[tuple[str, list[str],
         rows = []
         for drafter in dict.fromkeys(c["drafter"] for c in shown):
             found = {c["nodes"]: c for c in shown if c["drafter"] == drafter}
-            rows.append([drafter, *(_figure(found.get(n)) for n in budgets)])
+            rows.append([drafter, *(_figure(found.get(n), intervals) for n in budgets)])
         task, temperature, resolution, length = place
         title = f"{task}, T = {temperature:g}, {resolution}, L = {length}, {here[0]['prompts']} prompts"
         tables.append((title, ["drafter", *(f"N={n}" for n in budgets)], rows))
     return tables
 
 
-def _figure(cell: dict[str, Any] | None) -> str:
+def _figure(cell: dict[str, Any] | None, intervals: bool) -> str:
     if cell is None:
         return ""
-    broken = "" if cell["identical"] else " NOT IDENTICAL"
-    return f"{cell['acceptance_length']:.2f} [{cell['low']:.2f}, {cell['high']:.2f}]{broken}"
+    shown = f" [{cell['low']:.2f}, {cell['high']:.2f}]" if intervals else ""
+    return f"{cell['acceptance_length']:.2f}{shown}{'' if cell['identical'] else ' NOT IDENTICAL'}"
 
 
 def comparison_lines(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -84,7 +84,7 @@ def passes_markdown(document: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-TRADEOFF_HEAD = ("task", "T", "method", "accuracy", "same answers", "tokens per pass", "speed-up", "seconds")
+TRADEOFF_HEAD = ("task", "T", "method", "accuracy", "same", "tokens/pass", "speed-up", "s")
 
 
 def tradeoff_lines(rows: Sequence[dict[str, Any]]) -> list[list[str]]:

@@ -3,41 +3,30 @@
 Example: `spot bench passes --quick --task json --out passes.json --plot passes.png`.
 """
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
-from spot_dlm import artifacts
-from spot_dlm.bench import cells as figures
 from spot_dlm.bench import passes as bench_passes
 from spot_dlm.bench import plot as plots
 from spot_dlm.bench import report
 from spot_dlm.bench import tradeoff as bench_tradeoff
-from spot_dlm.bench.bootstrap import LEVEL, RESAMPLES, SEED
-from spot_dlm.bench.drafters import FAMILIES, Entry, entries
+from spot_dlm.bench.cells import passes_document
+from spot_dlm.bench.drafters import FAMILIES, entries
 from spot_dlm.cli import options as o
-from spot_dlm.cli.show import COMMAND, progress_bar, provenance, stderr_console
+from spot_dlm.cli.bench_show import check_files, chosen, facts, finish, progress, say, shown_tables, table, where
+from spot_dlm.cli.show import COMMAND, stderr_console
 from spot_dlm.drafters import DRAFTERS
-from spot_dlm.interfaces import DecodeParams, Target
 from spot_dlm.tasks import FAMILY_TASKS, SPLITS, TASKS
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-_Value = TypeVar("_Value")
 
 FULL: dict[str, Any] = {"limit": 20, "temperature": [0.0, 1.0], "nodes": [2, 4, 8, 16, 32], "max_new_tokens": o.MAX_NEW_TOKENS}
-QUICK: dict[str, Any] = {"limit": 1, "temperature": [0.0, 1.0], "nodes": [4, 8, 16, 32], "max_new_tokens": 48}
+QUICK: dict[str, Any] = {"limit": 2, "temperature": [0.0, 1.0], "nodes": [4, 8, 16, 32], "max_new_tokens": 32}
 TRADEOFF_FULL: dict[str, Any] = {"limit": 50, "temperature": [0.0], "repeats": 3, "max_new_tokens": o.MAX_NEW_TOKENS}
 TRADEOFF_QUICK: dict[str, Any] = {"limit": 5, "temperature": [0.0], "repeats": 1, "max_new_tokens": o.MAX_NEW_TOKENS}
 GRADED_TASKS = ("json", "python", "arithmetic", "rewrite")
-_REMARK_EVERY_S = 30.0
 
 
 def _help(text: str, full: object, quick: object) -> str:
@@ -125,21 +114,21 @@ def passes(
     grid = bench_passes.Grid(
         tasks=tuple(dict.fromkeys(task or FAMILY_TASKS)),
         split=split,
-        limit=_chosen(limit, preset["limit"]),
+        limit=chosen(limit, preset["limit"]),
         temperatures=tuple(dict.fromkeys(temperature or preset["temperature"])),
         nodes=tuple(dict.fromkeys(nodes or preset["nodes"])),
         resolutions=tuple(dict.fromkeys(resolution or bench_passes.RESOLUTIONS)),
         block_lengths=tuple(dict.fromkeys(block_length)) if block_length else (None,),
-        max_new_tokens=_chosen(max_new_tokens, preset["max_new_tokens"]),
+        max_new_tokens=chosen(max_new_tokens, preset["max_new_tokens"]),
         seed=seed,
         audit=audit,
         real=real,
     )
-    _check_files(out, markdown, plot)
+    check_files(out, markdown, plot)
     console = stderr_console()
-    compared, missing = entries(drafter or FAMILIES, graph or [])
+    compared, missing = entries(drafter or FAMILIES, graph or [], optional=drafter is None)
     for remark in missing:
-        _say(console, remark)
+        say(console, remark)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads))
     num_prompts = sum(len(prompts) for prompts in bench_passes.load(target, grid).values())
     runs: list[bench_passes.Run] = []
@@ -148,17 +137,17 @@ def passes(
         runs.append(run)
         advance(run.transitions)
         if run.problem:
-            _say(console, _where(run))
+            say(console, where(run))
 
-    with _progress(console, "bench passes", bench_passes.count_runs(grid, num_prompts, compared), runs) as advance:
+    with progress(console, "bench passes", bench_passes.count_runs(grid, num_prompts, compared), runs) as advance:
         bench_passes.run(target, grid, compared, seen)
-    facts = _facts(target, grid.params(0.0, "float32", grid.block_lengths[0], 1), compared) | {
+    about = facts(target, grid.params(0.0, "float32", grid.block_lengths[0], 1), compared) | {
         "temperature": list(grid.temperatures), "rule": [bench_passes.RESOLUTIONS[r] for r in grid.resolutions],
         "block_length": sorted({r.setting.block_length for r in runs}), "split": split, "limit": grid.limit, "audit": audit, "real": real,
     }  # fmt: skip
-    document = _passes_document(runs, facts)
-    console.print(*_passes_tables(document), sep="\n")
-    _finish(document, out, markdown, plot, report.passes_markdown, plots.passes_figure)
+    document = passes_document(runs, about, COMMAND.get())
+    console.print(*shown_tables(document), sep="\n")
+    finish(document, out, markdown, plot, report.passes_markdown, plots.passes_figure)
     if document["divergences"]:
         raise typer.Exit(1)
 
@@ -217,7 +206,7 @@ def tradeoff(
     plan = bench_tradeoff.Plan(
         tasks=tuple(dict.fromkeys(task or GRADED_TASKS)),
         split=split,
-        limit=_chosen(limit, preset["limit"]),
+        limit=chosen(limit, preset["limit"]),
         temperatures=tuple(dict.fromkeys(temperature)),
         rules=tuple(dict.fromkeys(rule or bench_tradeoff.LOSSY_RULES)),
         nodes=nodes,
@@ -226,9 +215,9 @@ def tradeoff(
         block_length=block_length,
         max_new_tokens=max_new_tokens,
         seed=seed,
-        repeats=_chosen(repeats, preset["repeats"]),
+        repeats=chosen(repeats, preset["repeats"]),
     )
-    _check_files(out, markdown, plot)
+    check_files(out, markdown, plot)
     console = stderr_console()
     target = o.open_target(model, o.TargetOptions(dtype, device, threads))
     answers: list[bench_tradeoff.Answer] = []
@@ -238,128 +227,17 @@ def tradeoff(
         advance(answer.result.counts.tokens)
         if not answer.identical:
             place = f"{answer.prompt} (temperature {answer.temperature:g})"
-            _say(console, f"not identical: {place}: {answer.method.label} differs from its rule without guesses")
+            say(console, f"not identical: {place}: {answer.method.label} differs from its rule without guesses")
 
-    with _progress(console, "bench tradeoff", bench_tradeoff.count_answers(plan), answers) as advance:
+    with progress(console, "bench tradeoff", bench_tradeoff.count_answers(plan), answers) as advance:
         bench_tradeoff.run(target, plan, seen)
     params = plan.params(bench_tradeoff.Method(bench_tradeoff.STANDARD), 0.0)
-    facts = _facts(target, params, []) | {
+    about = facts(target, params, []) | {
         "temperature": list(plan.temperatures), "rule": [m.rule for m in plan.methods], "nodes": nodes, "split": split,
         "limit": plan.limit, "repeats": plan.repeats,
     }  # fmt: skip
-    document: dict[str, Any] = {"rows": bench_tradeoff.rows(answers), "provenance": facts, "command": COMMAND.get()}
-    console.print(_table("accuracy against speed", report.TRADEOFF_HEAD, report.tradeoff_lines(document["rows"])))
-    _finish(document, out, markdown, plot, report.tradeoff_markdown, plots.tradeoff_figure)
+    document: dict[str, Any] = {"rows": bench_tradeoff.rows(answers), "provenance": about, "command": COMMAND.get()}
+    console.print(table(report.TRADEOFF_HEAD, report.tradeoff_lines(document["rows"])))
+    finish(document, out, markdown, plot, report.tradeoff_markdown, plots.tradeoff_figure)
     if not all(row["identical_to_rule"] for row in document["rows"]):
         raise typer.Exit(1)
-
-
-def _chosen(given: _Value | None, preset: _Value) -> _Value:
-    return preset if given is None else given
-
-
-def _check_files(out: Path | None, markdown: Path | None, plot: Path | None) -> None:
-    given = [p.absolute() for p in (out, markdown, plot) if p is not None]
-    if len(set(given)) < len(given):
-        raise ValueError("--out, --markdown and --plot must be different files")
-    for path in given:
-        report.check_writable(path)
-    if plot is not None:
-        plots.require_matplotlib()
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(f"spot: {text}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _where(run: bench_passes.Run) -> str:
-    s = run.setting
-    kind = "audit, " if run.audit else ""
-    place = f"{run.prompt} ({kind}{s.task}, {s.resolution}, block length {s.block_length}, temperature {s.temperature:g}"
-    return f"not identical: {place}, {run.drafter}, {run.nodes} nodes): {run.problem}"
-
-
-@contextmanager
-def _progress(console: Console, title: str, total: int, done: Sequence[object]) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal, a plain line now and then elsewhere; an interruption says how far it came."""
-    last = monotonic()
-    with progress_bar(console, title, total, shown=console.is_terminal) as advance:
-
-        def step(tokens: int) -> None:
-            nonlocal last
-            advance(tokens)
-            if not console.is_terminal and monotonic() - last > _REMARK_EVERY_S:
-                last = monotonic()
-                _say(console, f"{title}: {len(done)} of {total} runs")
-
-        try:
-            yield step
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"interrupted after {len(done)} of {total} runs; nothing was written") from None
-
-
-def _facts(target: Target, params: DecodeParams, compared: Sequence[Entry]) -> dict[str, Any]:
-    """Return the origin of the figures: model, versions, revision, decoding, and what the drafters say of themselves."""
-    about = artifacts.provenance(target.spec, COMMAND.get())
-    return about | provenance(target, params) | {"drafters": {e.label: dict(e.provenance) for e in compared if e.provenance}}
-
-
-def _passes_document(runs: list[bench_passes.Run], facts: dict[str, Any]) -> dict[str, Any]:
-    found, pooled = figures.cells(runs), figures.pooled(runs)
-    several = len({r.setting.task for r in runs}) > 1
-    return {
-        "cells": [c.to_dict() for c in found],
-        "pooled": [c.to_dict() for c in pooled] if several else [],
-        "comparisons": figures.comparisons(found) + (figures.comparisons(pooled) if several else []),
-        "all_identical": not any(r.problem for r in runs),
-        "divergences": [
-            {"id": r.prompt, **r.where(), "audit": r.audit, "problem": r.problem, **(r.divergence.to_dict() if r.divergence else {})}
-            for r in runs
-            if r.problem
-        ],
-        "intervals": f"{LEVEL:.0%} paired bootstrap over prompts, {RESAMPLES} resamples, seed {SEED}",
-        "audited": sum(r.audit for r in runs),
-        "provenance": facts,
-        "command": COMMAND.get(),
-    }
-
-
-def _passes_tables(document: dict[str, Any]) -> list[Table]:
-    shown = document["pooled"] or document["cells"]
-    tables = [_table(f"transitions per pass: {title}", head, rows) for title, head, rows in report.passes_tables(shown)]
-    task = shown[0]["task"]
-    rows = report.comparison_lines([r for r in document["comparisons"] if r["task"] == task])
-    if rows:
-        tables.append(_table("order against the best baseline", report.COMPARISON_HEAD, rows))
-    count = len(document["divergences"])
-    tables[-1].caption = "all identical to standard decoding" if not count else f"{count} NOT IDENTICAL to standard decoding"
-    return tables
-
-
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False, title=title, title_justify="left", caption_justify="left", caption_style="bold")
-    for name in head:
-        table.add_column(name, no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _finish(
-    document: dict[str, Any],
-    out: Path | None,
-    markdown: Path | None,
-    plot: Path | None,
-    text_of: Callable[[dict[str, Any]], str],
-    figure_of: Callable[[dict[str, Any]], bytes],
-) -> None:
-    """Write the files, each whole or not at all, and print the document last, even where a file could not be written."""
-    try:
-        if out is not None:
-            artifacts.write_json(out, document)
-        if markdown is not None:
-            artifacts.replace_file(markdown, lambda path: path.write_text(text_of(document), "utf-8"))
-        if plot is not None:
-            artifacts.replace_file(plot, lambda path: path.write_bytes(figure_of(document)))
-    finally:
-        print(json.dumps(document))
