@@ -87,16 +87,23 @@ def passes_markdown(document: dict[str, Any]) -> str:
 TRADEOFF_HEAD = ("task", "T", "method", "accuracy", "same", "tokens/pass", "speed-up", "s")
 
 
-def tradeoff_lines(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+def tradeoff_lines(rows: Sequence[dict[str, Any]], intervals: bool = True) -> list[list[str]]:
     """Return the rows of `tradeoff` as table rows, see TRADEOFF_HEAD."""
     return [
         [
             r["task"], f"{r['temperature']:g}", r["method"],
-            "" if r["accuracy"] is None else f"{r['accuracy']:.1%} [{r['accuracy_low']:.0%}, {r['accuracy_high']:.0%}]",
+            _accuracy(r, intervals),
             f"{r['same_answers']:.1%}", f"{r['tokens_per_pass']:.2f}", f"{r['speed_up']:.2f}", f"{r['seconds']:.2f}",
         ]
         for r in rows
     ]  # fmt: skip
+
+
+def _accuracy(row: dict[str, Any], intervals: bool) -> str:
+    if row["accuracy"] is None:
+        return ""
+    shown = f" [{row['accuracy_low']:.0%}, {row['accuracy_high']:.0%}]" if intervals else ""
+    return f"{row['accuracy']:.1%}{shown}"
 
 
 def tradeoff_markdown(document: dict[str, Any]) -> str:

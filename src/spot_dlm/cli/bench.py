@@ -232,12 +232,13 @@ def tradeoff(
     with progress(console, "bench tradeoff", bench_tradeoff.count_answers(plan), answers) as advance:
         bench_tradeoff.run(target, plan, seen)
     params = plan.params(bench_tradeoff.Method(bench_tradeoff.STANDARD), 0.0)
-    about = facts(target, params, []) | {
+    about = facts(target, params, entries(list(filter(None, (plan.base, plan.on_threshold))))[0]) | {
         "temperature": list(plan.temperatures), "rule": [m.rule for m in plan.methods], "nodes": nodes, "split": split,
         "limit": plan.limit, "repeats": plan.repeats,
     }  # fmt: skip
     document: dict[str, Any] = {"rows": bench_tradeoff.rows(answers), "provenance": about, "command": COMMAND.get()}
-    console.print(table(report.TRADEOFF_HEAD, report.tradeoff_lines(document["rows"])))
+    shown = [r for r in document["rows"] if r["task"] == document["rows"][-1]["task"]]
+    console.print(table(report.TRADEOFF_HEAD, report.tradeoff_lines(shown, intervals=False)))
     finish(document, out, markdown, plot, report.tradeoff_markdown, plots.tradeoff_figure)
     if not all(row["identical_to_rule"] for row in document["rows"]):
         raise typer.Exit(1)
