@@ -11,7 +11,7 @@ from toy import SameRows, ToyTargetAdapter, unchecked
 from spot_dlm.bench import passes, report, tradeoff
 from spot_dlm.bench.bootstrap import interval, ratio_interval, resample_counts, resampled_ratio
 from spot_dlm.bench.cells import Cell, cells, comparisons, pooled
-from spot_dlm.bench.drafters import Entry, entries
+from spot_dlm.bench.drafters import FAMILIES, Entry, entries, in_order
 from spot_dlm.bench.memo import MemoTarget
 from spot_dlm.bench.oracle import Oracle
 from spot_dlm.bench.passes import Grid, Run, Setting
@@ -175,6 +175,11 @@ def test_bad_grids(change: dict, message: str) -> None:
 def test_bad_drafters_and_prompts(shipped: Target) -> None:
     with pytest.raises(ValueError, match="drafter='crystal' is unknown; choose one of root"):
         entries(["crystal"])
+    with pytest.raises(ValueError, match=r"graph|version"):
+        entries(["spiffy"], [Path("/nowhere/graph.json")])
+    found, missing = entries([*FAMILIES, "chain"], optional=True)
+    assert {"root", "chain", "oracle"} <= {e.label for e in found} and all("left out" in remark for remark in missing)
+    assert in_order(["x", "oracle", "root", "x"]) == ["root", "oracle", "x"]
     only_sampled = [Entry("x", "x", lambda *_: Chain(), only_sampled=True)]
     with pytest.raises(ValueError, match="no drafter"):
         passes.run(shipped, Grid(), only_sampled)

@@ -4,7 +4,7 @@ A family such as `spiffy` has several variants; a result shows the best of them 
 there (not registered, or without its graph file) is left out with a remark.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -62,6 +62,11 @@ def entries(names: Sequence[str], graphs: Sequence[Path] = (), optional: bool = 
                 raise
             missing.append(f"drafter {name} is left out: {error}")
     return list(found.values()), missing
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return drafters without repetition in the order of FAMILIES, others last."""
+    return sorted(dict.fromkeys(names), key=lambda n: FAMILIES.index(n) if n in FAMILIES else len(FAMILIES))
 
 
 def _family(name: str, graphs: Sequence[Path]) -> list[Entry]:

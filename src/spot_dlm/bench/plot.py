@@ -6,6 +6,8 @@ Example: `passes_figure(document)` returns the bytes of the file.
 import io
 from typing import TYPE_CHECKING, Any
 
+from spot_dlm.bench.drafters import in_order
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -50,7 +52,7 @@ def passes_figure(document: dict[str, Any]) -> bytes:
         for j, column in enumerate(columns):
             panel = panels[i][j]
             here = [c for c in cells if c["task"] == task and (c["temperature"], c["resolution"], c["block_length"]) == column]
-            for drafter in dict.fromkeys(c["drafter"] for c in here):
+            for drafter in in_order(c["drafter"] for c in here):
                 points = sorted((c for c in here if c["drafter"] == drafter), key=lambda c: c["nodes"])
                 colour, dash, marker = _STYLES.get(drafter, ("#7f7f7f", "-", "x"))
                 nodes, lengths, lows, highs = ([c[k] for c in points] for k in ("nodes", "acceptance_length", "low", "high"))

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from spot_dlm.bench.drafters import in_order
+
 
 def check_writable(path: Path | None) -> None:
     """Refuse a file that could not be written later; None is fine.
@@ -43,7 +45,7 @@ def passes_tables(cells: Sequence[dict[str, Any]], intervals: bool = True) -> li
         shown = [c for c in here if c["drafter"] == c["family"]]
         budgets = sorted({c["nodes"] for c in shown})
         rows = []
-        for drafter in dict.fromkeys(c["drafter"] for c in shown):
+        for drafter in in_order(c["drafter"] for c in shown):
             found = {c["nodes"]: c for c in shown if c["drafter"] == drafter}
             rows.append([drafter, *(_figure(found.get(n), intervals) for n in budgets)])
         task, temperature, resolution, length = place
