@@ -44,6 +44,7 @@ def generate(
     model: o.Model = "shipped",
     drafter: o.DrafterName = o.DEFAULT_DRAFTER,
     nodes: o.Nodes = o.DEFAULT_NODES,
+    graph: o.Graph = None,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,
     top_k: o.TopK = 0,
@@ -87,7 +88,7 @@ def generate(
     if out is not None and prompts is not None and out.is_file() and out.samefile(prompts):
         raise ValueError(f"--out {out} is the file of --prompts; give another --out")
     o.check_strict(strict, nodes)
-    guess = build_drafter(drafter)
+    guess = build_drafter(drafter, graph=graph)
     console = stderr_console()
     lines = _prompt_lines(prompt, prompts, console)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))

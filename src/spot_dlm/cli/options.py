@@ -10,7 +10,7 @@ from typing import Annotated, get_args
 import torch
 import typer
 
-from spot_dlm.drafters import DRAFTERS
+from spot_dlm.drafters import CALIBRATED, DRAFTERS
 from spot_dlm.interfaces import DecodeParams, Stop, Target
 from spot_dlm.rules import ALLOWED, parse_rule
 from spot_dlm.targets import SHIPPED, load_target
@@ -28,7 +28,11 @@ _DRAFTER_HELP = f"How future states are guessed: {_NAMES}. Never changes the ans
 
 Model = Annotated[str, typer.Option("--model", help="'shipped', a checkpoint folder or a hub id (owner/name).")]
 DrafterName = Annotated[str, typer.Option("--drafter", help=_DRAFTER_HELP)]
-DrafterNames = Annotated[list[str], typer.Option("--drafter", help=f"{_DRAFTER_HELP} Repeatable; 'all' = all but root.")]
+DrafterNames = Annotated[list[str], typer.Option("--drafter", help=f"{_DRAFTER_HELP} Repeatable; 'all' = those for every rule.")]
+Graph = Annotated[
+    Path | None,
+    typer.Option("--graph", metavar="FILE", help="Graph of the calibrated drafters (spot calibrate); default: the shipped model's."),
+]
 Nodes = Annotated[int, typer.Option("--nodes", help=_NODES_HELP)]
 NodesList = Annotated[list[int], typer.Option("--nodes", help=f"{_NODES_HELP} Repeatable.")]
 Rule = Annotated[str, typer.Option("--rule", help=_RULE_HELP)]
@@ -55,6 +59,9 @@ PromptsFile = Annotated[
                  '"seed", "temperature", "max_new_tokens".'),
 ]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+
+ALL_DRAFTERS = tuple(name for name in DRAFTERS if name != "root" and name not in CALIBRATED)
+"""What 'all' stands for: drafters for every rule; calibrated graphs know the rules of their traces only."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from spot_dlm.cli.generate import Job, prepare
 from spot_dlm.cli.jsonl import PromptLine, read_prompts
 from spot_dlm.cli.show import COMMAND, progress_bar, provenance, stderr_console
 from spot_dlm.compare import Divergence, first_divergence, refine, standard_trajectory, trajectory
-from spot_dlm.drafters import DRAFTERS, build_drafter
+from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import Drafter, Target
 from spot_dlm.rules import describe
 from spot_dlm.stats import Counts
@@ -49,6 +49,7 @@ def verify(
     model: o.Model = "shipped",
     drafter: o.DrafterNames = [o.DEFAULT_DRAFTER],  # noqa: B006
     nodes: o.NodesList = [o.DEFAULT_NODES],  # noqa: B006
+    graph: o.Graph = None,
     prompts: o.PromptsFile = None,
     task: Annotated[
         list[str] | None, typer.Option("--task", help="Packaged held-out prompts: a task's name. Repeatable; default: all families.")
@@ -96,9 +97,9 @@ def verify(
     reference_grid = list(dict.fromkeys(replace(params, nodes=1) for params in grid))
     if limit is not None and limit < 1:
         raise ValueError(f"--limit {limit} must be at least 1")
-    names = [d for name in drafter for d in (DRAFTERS if name == "all" else [name]) if name != "all" or d != "root"]
+    names = [d for name in drafter for d in (o.ALL_DRAFTERS if name == "all" else [name])]
     o.check_strict(strict, max(nodes))
-    drafters = [build_drafter(name) for name in dict.fromkeys(names)]
+    drafters = [build_drafter(name, graph=graph) for name in dict.fromkeys(names)]
     budgets = list(dict.fromkeys(nodes))
     console = stderr_console()
     lines = _prompt_lines(prompts, task, limit, console)

@@ -1,0 +1,211 @@
+"""The calibrated graph (Spiffy, arXiv 2509.18085) at run time: chosen sets of stale ranks, filled with stale tokens.
+
+Positions are ranked among the root's masked ones in the rule's own order, by the confidences of the last pass. At temperature > 0 the
+published form names the stale best and second-best token; the coupled one what the noise of each depth will draw, and ranks by the
+coupled confidence of the first. Knows nothing of how a graph is calibrated.
+
+Example: `Calibrated(read_graphs(Path("graph.json"))).draft(context, budget=8)`.
+"""
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+
+from spot_dlm.draft_graph import DraftGraph
+from spot_dlm.interfaces import DraftContext
+from spot_dlm.lookahead import look_ahead, rule_order
+from spot_dlm.outputs import NUM_TOP, read_outputs
+from spot_dlm.rank_graph import GraphTable, RankGraph
+from spot_dlm.rules import describe
+from spot_dlm.state import MASKED
+
+POOL = 10 / 3
+"""Nodes that pruning chooses from, for each that it keeps; 10 and 3 in the paper."""
+
+
+def fitting(graph: RankGraph, masked: int) -> Int64[np.ndarray, " n"]:
+    """Return the nodes that fit a root with so many masked positions: no higher rank, and not the complete block."""
+    return np.flatnonzero((graph.highest <= masked) & (graph.levels < masked))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The nodes of a graph that fit a root: their numbers in the graph and one entry for every pair of every node.
+
+    `levels` and `share` are those of the nodes, `edges` as in RankGraph with the plan's own numbers.
+    """
+
+    depths: int
+    levels: Int64[np.ndarray, " n"]
+    share: Float64[np.ndarray, " n"]
+    edges: Int64[np.ndarray, "E 2"]
+    node: Int64[np.ndarray, " P"]
+    rank: Int64[np.ndarray, " P"]
+    token: Int64[np.ndarray, " P"]
+    depth: Int64[np.ndarray, " P"]
+    starts: Int64[np.ndarray, " n"]
+
+    @classmethod
+    def of(cls, graph: RankGraph, masked: int, count: int) -> "Plan":
+        """Return the plan for a root with so many masked positions.
+
+        Nodes after the first `count` stay as substitutes for nodes without a token, as far as they look no further ahead.
+        """
+        fit = fitting(graph, masked)
+        depths = int(graph.levels[fit[:count]].max()) if len(fit) and count else 0
+        fit = fit[graph.levels[fit] <= depths] if depths else fit[:0]
+        number = np.full(len(graph) + 1, -1, dtype=np.int64)
+        number[0] = 0
+        number[fit + 1] = np.arange(1, len(fit) + 1)
+        edges = number[graph.edges]
+        levels = graph.levels[fit]
+        entries = [(n, i - 1, j - 1, d) for n, at in enumerate(fit.tolist()) for d, (i, j) in enumerate(graph.nodes[at])]
+        node, rank, token, depth = np.array(entries, dtype=np.int64).reshape(-1, 4).T
+        share = np.array([graph.counts[n] for n in fit], dtype=np.float64) / max(graph.states, 1)
+        starts = np.cumsum(levels) - levels
+        return cls(depths, levels, share, edges[(edges >= 0).all(axis=1)], node, rank, token, depth, starts)
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A graph of rank sets, instantiated on stale tokens.
+
+    Args:
+        graphs: a graph for every setting; the nearest of the same rule is taken.
+        pruned: keep the best N - 1 of a larger graph by the stale probabilities, instead of the graph of exactly N - 1 nodes.
+        coupled: tokens with the noise of their depth; False is the published form. Equal at temperature 0.
+    """
+
+    graphs: GraphTable
+    pruned: bool = False
+    coupled: bool = True
+    _plans: dict[tuple[str, bool, int, int, int], Plan] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name on the command line."""
+        return "calibrated" + ("" if self.coupled else "-published") + ("-pruned" if self.pruned else "")
+
+    def draft(self, context: DraftContext, budget: int) -> DraftGraph:
+        """Fill the graph's nodes with stale tokens.
+
+        Raises:
+            ValueError: if the file holds no graph of the rule.
+        """
+        root = context.root
+        plan = self._plan(context, budget)
+        if not len(plan):
+            return DraftGraph.root_only(root)
+        tokens, logp, positions = self._stale(context, plan)
+        shown = np.minimum(plan.depth, len(tokens) - 1)
+        filled = tokens[shown, plan.rank, plan.token]
+        usable = np.logical_and.reduceat(filled >= 0, plan.starts)
+        if self.pruned:
+            local = np.add.reduceat(logp[shown, plan.rank, plan.token], plan.starts) / plan.levels
+            chosen = best_connected(plan, local, usable, budget - 1)
+        else:
+            chosen = np.flatnonzero(usable)[: budget - 1]
+        canvases = np.tile(root.canvas, (len(plan) + 1, 1))
+        canvases[plan.node + 1, positions[plan.rank]] = filled
+        number = np.full(len(plan) + 1, -1, dtype=np.int64)
+        kept = np.concatenate(([0], chosen + 1))
+        number[kept] = np.arange(len(kept))
+        canvases = canvases[kept]
+        edges = number[plan.edges]
+        edges = edges[(edges >= 0).all(axis=1)]
+        if len(tokens) > 1:  # tokens differ by depth, so a set may contradict a smaller one
+            above = canvases[edges[:, 0]]
+            edges = edges[((above == MASKED) | (above == canvases[edges[:, 1]])).all(axis=1)]
+        steps = root.step + np.concatenate(([0], plan.levels[chosen]))
+        reach = np.concatenate(([1.0], plan.share[chosen]))
+        return DraftGraph(root.block, canvases, steps, reach, edges)
+
+    def _plan(self, context: DraftContext, budget: int) -> Plan:
+        rule, sampled = describe(context.rule), context.sampling.temperature > 0
+        masked, length = len(context.root.masked), len(context.root.canvas)
+        key = (rule, sampled, length, masked, budget)
+        if key not in self._plans:
+            graph = self.graphs.find(rule, sampled, self.coupled or not sampled, length)
+            count = budget - 1
+            if self.pruned:
+                pool = fitting(graph, masked)[: round(count * POOL)]
+                graph = RankGraph(tuple(graph.nodes[n] for n in pool), tuple(graph.counts[n] for n in pool), graph.states)
+                count = len(pool)
+            self._plans[key] = Plan.of(graph, masked, count)
+        return self._plans[key]
+
+    def _stale(
+        self, context: DraftContext, plan: Plan
+    ) -> tuple[Int64[np.ndarray, "d m 2"], Float64[np.ndarray, "d m 2"], Int64[np.ndarray, " m"]]:
+        """Return tokens (-1: none) and their log-probabilities by depth, rank and j, and the position of every rank."""
+        root, rule = context.root, context.rule
+        at = np.searchsorted(context.last.before.masked, root.masked)
+        drawn = context.last.candidates.fine[at]
+        if context.sampling.temperature == 0 and not self.pruned and not plan.token.any():  # best tokens only: nothing to read
+            order = _order(drawn, root.masked, context)
+            best = context.last.candidates.tokens[at][order]
+            tokens = np.stack((best, np.full_like(best, -1)), axis=-1)[None]
+            return tokens, np.zeros(tokens.shape), root.masked[order]
+        rows = torch.from_numpy(at).to(context.logits.device)
+        if context.sampling.temperature > 0 and self.coupled:
+            outputs = read_outputs(root.masked, context.logits[rows], context.sampling, NUM_TOP)
+            ahead = look_ahead(outputs, root, rule, context.sampling, context.noise, plan.depths, drawn)
+            order = _order(ahead.fine[0, :, 0], root.masked, context)
+            by_token = rule.confidence == "probability"
+            logp = ahead.fine if by_token else np.broadcast_to(outputs.logp[None, :, [0, -1]], ahead.fine.shape)
+            return ahead.tokens[:, order], np.minimum(logp[:, order], 0).astype(np.float64), root.masked[order]
+        outputs = read_outputs(root.masked, context.logits[rows], None, 2)
+        stale = outputs.logp[:, 0] if context.sampling.temperature > 0 and rule.confidence == "probability" else drawn
+        order = _order(stale, root.masked, context)
+        tokens, logp = outputs.ids[order], outputs.logp[order].astype(np.float64)
+        if tokens.shape[1] == 1:  # a vocabulary of one
+            tokens, logp = np.pad(tokens, ((0, 0), (0, 1)), constant_values=-1), np.pad(logp, ((0, 0), (0, 1)))
+        return tokens[None], logp[None], root.masked[order]
+
+
+def _order(fine: np.ndarray, positions: Int64[np.ndarray, " m"], context: DraftContext) -> Int64[np.ndarray, " m"]:
+    """Return indices of positions, the one that the rule would commit first at the front."""
+    return np.argsort(rule_order(fine[None], positions, context.rule)[0], kind="stable")
+
+
+def best_connected(plan: Plan, local: Float64[np.ndarray, " n"], usable: Bool[np.ndarray, " n"], count: int) -> Int64[np.ndarray, " k"]:
+    """Return at most `count` nodes, best first, each with a chosen parent, by the paper's score.
+
+    A node's score is the geometric mean of its local score (log-probability `local`) and its children's scores, from the last level up.
+    """
+    parent, child = plan.edges[:, 0], plan.edges[:, 1]
+    total, parts = np.concatenate(([0.0], local)), np.ones(len(local) + 1)
+    score = total.copy()
+    alive = np.concatenate(([True], usable))
+    both = alive[parent] & alive[child]
+    parent, child = parent[both], child[both]
+    level = plan.levels[child - 1]
+    for depth in range(plan.depths, 1, -1):
+        at = level == depth
+        score[child[at]] = total[child[at]] / parts[child[at]]
+        np.add.at(total, parent[at], score[child[at]])
+        np.add.at(parts, parent[at], 1)
+    score = total / parts
+    below: dict[int, list[int]] = {}
+    for above, node in zip(parent.tolist(), child.tolist(), strict=True):
+        below.setdefault(above, []).append(node)
+    heap: list[tuple[float, int]] = []
+    seen = {0}
+    chosen: list[int] = []
+    node, values = 0, score.tolist()
+    while True:
+        for found in below.get(node, ()):
+            if found not in seen:
+                seen.add(found)
+                heappush(heap, (-values[found], found))
+        if not heap or len(chosen) >= count:
+            break
+        node = heappop(heap)[1]
+        chosen.append(node - 1)
+    return np.sort(np.array(chosen, dtype=np.int64))
