@@ -40,7 +40,7 @@ def test_tradeoff(spot: Spot, tmp_path: Path) -> None:
     assert outcome.code == 0 and json.loads((tmp_path / "t.json").read_text()) == document
     methods = [r["method"] for r in document["rows"]]
     assert methods == ["standard", "k=2", "chain on standard", "threshold=0.9", "chain on threshold=0.9"]
-    assert document["rows"][2]["same_answers"] == 1 and "tokens/pass" in outcome.err
+    assert document["rows"][2]["same_answers"] == 1 and "tok/pass" in outcome.err
 
 
 def test_divergence_fails(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_divergence_fails(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
         (("passes", "--drafter", "crystal"), "drafter='crystal' is unknown"),
         (("passes", "--out", "/nowhere/p.json"), "/nowhere/p.json: cannot be written"),
         (("passes", "--out", "x", "--plot", "x"), "must be different files"),
-        (("passes", "--graph", "/nowhere/graph.json"), "graph"),
+        (("passes", "--graph", "/nowhere/graph.json"), "/nowhere/graph.json: no such file"),
         (("tradeoff", "--limit", "0"), "limit=0 must be at least 1"),
         (("tradeoff", "--drafter", "crystal"), "drafter='crystal' is unknown"),
     ],

@@ -60,7 +60,7 @@ def entries(names: Sequence[str], graphs: Sequence[Path] = (), optional: bool = 
         except ValueError as error:
             if given or not optional:
                 raise
-            missing.append(f"drafter {name} is left out: {error}")
+            missing.append(f"{name} is left out: {error}")
     return list(found.values()), missing
 
 
@@ -79,7 +79,7 @@ def _family(name: str, graphs: Sequence[Path]) -> list[Entry]:
         return [Entry(name, name, lambda standard, _: Oracle.of(standard))]
     variants = [n for n in (SPIFFY_VARIANTS if name == SPIFFY else (name,)) if n in DRAFTERS]
     if not variants:
-        raise ValueError("this version does not have it")
+        raise ValueError(f"drafter={name!r} is not in this version")
     if name not in (SPIFFY, *SPIFFY_VARIANTS):
         return [_fixed(name, name, build_drafter(name))]
     found = []

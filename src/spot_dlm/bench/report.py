@@ -86,7 +86,7 @@ def passes_markdown(document: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-TRADEOFF_HEAD = ("task", "T", "method", "accuracy", "same", "tokens/pass", "speed-up", "s")
+TRADEOFF_HEAD = ("task", "T", "method", "accuracy", "same", "tok/pass", "speed-up", "s")
 
 
 def tradeoff_lines(rows: Sequence[dict[str, Any]], intervals: bool = True) -> list[list[str]]:
