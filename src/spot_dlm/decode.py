@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from spot_dlm.draft_graph import DraftGraph
-from spot_dlm.interfaces import DecodeParams, DraftContext, Drafter, Prefix, Target, TargetSpec
+from spot_dlm.interfaces import DecodeParams, DraftContext, Drafter, MaskedLogits, Prefix, Target, TargetSpec
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.state import BlockState
 from spot_dlm.stats import Counts
@@ -46,12 +46,13 @@ class BlockStarted:
 
 @dataclass(frozen=True)
 class Pass:
-    """One decoding pass: the graph that was evaluated and what was accepted of it."""
+    """One decoding pass: the graph that was evaluated, what was accepted of it, and the logits of all its nodes."""
 
     graph: DraftGraph
     acceptance: Acceptance
     committed: list[Committed]
     number: int
+    logits: MaskedLogits
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,7 @@ def _decode_block(seq: _Sequence, prefix: Prefix, state: BlockState, drafter: Dr
     step = partial(denoise, rule=params.rule, sampling=params.sampling, noise=seq.noise)
     graph = DraftGraph.root_only(state)
     history: list[Transition] = []
+    memory: dict[str, Any] = {}
     while True:
         clock = perf_counter()
         logits = seq.target.evaluate(prefix, graph.canvases)
@@ -227,12 +229,13 @@ def _decode_block(seq: _Sequence, prefix: Prefix, state: BlockState, drafter: Dr
         counts.verify_s += verified - evaluated
         counts.count_pass(graph.depths[1:].tolist(), len(acceptance.transitions) - 1)
         commits = [c for t in acceptance.transitions for c in seq.record(t, counts.nfe - 1)]
-        yield Pass(graph, acceptance, commits, counts.nfe - 1)
+        yield Pass(graph, acceptance, commits, counts.nfe - 1, logits)
         if seq.is_final(state):
             return
         clock = perf_counter()
         history += acceptance.transitions
-        context = DraftContext(history[-1], acceptance.logits, params.rule, params.sampling, seq.noise, tuple(history))
+        known = (params.rule, params.sampling, seq.noise, tuple(history), graph, logits, memory)
+        context = DraftContext(history[-1], acceptance.logits, *known)
         graph = drafter.draft(context, params.nodes)
         graph.validate(state, params.nodes, spec.vocab_size)
         counts.draft_s += perf_counter() - clock

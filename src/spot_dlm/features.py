@@ -8,21 +8,24 @@ Example: `encode(live_state(context, depths=8)).positions` has shape [1, L, NUM_
 """
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import numpy as np
-from jaxtyping import Float32, Int8, Int16
+from jaxtyping import Float32, Int8, Int16, Int64
 from numba import njit
 
-from spot_dlm.interfaces import DraftContext
+from spot_dlm.draft_graph import DraftGraph
+from spot_dlm.effects import Effects
+from spot_dlm.interfaces import DraftContext, MaskedLogits
 from spot_dlm.lookahead import LookAhead, decisive_rank, look_ahead
 from spot_dlm.outputs import read_outputs
+from spot_dlm.transition import Transition
 
 FEATURES_VERSION = 1
 """Changes whenever a feature changes its meaning; recorded with every trained model."""
 NUM_LOGP = 8
 NUM_AHEAD = 8
-NUM_POSITION = 56
+NUM_POSITION = 64
 NUM_LINEAR = 12
 NUM_TOKEN = 6
 TAIL, COMMITTED, JUST, MASKED = 0, 1, 2, 3
@@ -33,6 +36,7 @@ TAIL, COMMITTED, JUST, MASKED = 0, 1, 2, 3
 class StateBatch:
     """B states, densely; entries of positions without a distribution are zero.
 
+    `effect[j, i]` is the observed change of sureness at i when j is committed and `known[j]` how near the observation was (0: none).
     `fine` is the ranking value by which the last transition judged a position, `past` that of one and two transitions
     earlier (1 where there is none), `age` the transitions since a commit and `commit_fine` its ranking value.
     Look-ahead arrays start at the root's own step: `ahead_fine` and `margin` of the best token, `ahead_rank` what decides the rule's
@@ -51,18 +55,29 @@ class StateBatch:
     ahead_rank: Float32[np.ndarray, "B D L"]
     margin: Float32[np.ndarray, "B D L"]
     agree: Int8[np.ndarray, "B D L"]
+    effect: Float32[np.ndarray, "B L L"]
+    known: Float32[np.ndarray, "B L"]
     temperature: Float32[np.ndarray, " B"]
     rounded: Int8[np.ndarray, " B"]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Inputs of an order model: per position, per depth and position for the order, and for the token."""
+    """Inputs of an order model: per position, per depth and position for the order, and for the token.
+
+    `sure` is the sureness of every depth's best token, moved by the last commit's effect where that is known; `effect` and `known`
+    are those of the root's masked positions, `known_root` that of the last commit.
+    """
 
     positions: Float32[np.ndarray, "B L F"]
     linear: Float32[np.ndarray, "B D L K"]
     token: Float32[np.ndarray, "B D L M"]
     masked: Int8[np.ndarray, "B L"]
+    sure: Float32[np.ndarray, "B D L"]
+    effect: Float32[np.ndarray, "B L L"]
+    known: Float32[np.ndarray, "B L"]
+    known_root: Float32[np.ndarray, " B"]
+    rounded: Float32[np.ndarray, " B"]
 
 
 def live_state(context: DraftContext, depths: int) -> tuple[StateBatch, LookAhead]:
@@ -109,10 +124,40 @@ def live_state(context: DraftContext, depths: int) -> tuple[StateBatch, LookAhea
     temperature = np.array([context.sampling.temperature], dtype=np.float32)
     rounded = np.array([context.rule.resolution == "bfloat16"], dtype=np.int8)
     logp, log_rest, entropy, fine = dense.values()
+    effect, known = _live_effects(context, ahead)
     state = StateBatch(
-        status, age, commit_fine, logp, log_rest, entropy, fine, past, spread[0], spread[1], spread[2], agree, temperature, rounded
+        status, age, commit_fine, logp, log_rest, entropy, fine, past, spread[0], spread[1], spread[2], agree, effect, known, temperature, rounded
     )
     return state, ahead
+
+
+def remember(memory: dict[str, Any], graph: DraftGraph, logits: MaskedLogits, canvas: Int64[np.ndarray, " L"], advanced: int) -> Effects:
+    """Take a pass into the block's memory of effects and return it."""
+    effects = memory.setdefault("effects", Effects.empty(len(canvas)))
+    assert isinstance(effects, Effects)
+    effects.observe(graph, logits, canvas, advanced)
+    return effects
+
+
+def _live_effects(context: DraftContext, ahead: LookAhead) -> tuple[Float32[np.ndarray, "1 L L"], Float32[np.ndarray, "1 L"]]:
+    """Return the effects that the block's passes have shown, where the token is still the one that would be committed."""
+    canvas = context.last.before.canvas
+    if context.graph is None or context.evaluated is None:
+        return np.zeros((1, len(canvas), len(canvas)), np.float32), np.zeros((1, len(canvas)), np.float32)
+    advanced = context.root.step - int(context.graph.steps[0])
+    effects = remember(context.memory, context.graph, context.evaluated, canvas, advanced)
+    return select_effects(effects, context.last, ahead.tokens[0, :, 0])
+
+
+def select_effects(
+    effects: Effects, last: Transition, tokens: Int64[np.ndarray, " m"]
+) -> tuple[Float32[np.ndarray, "1 L L"], Float32[np.ndarray, "1 L"]]:
+    """Return effects and how near they are, of the last commit and of committing `tokens` at the root's masked positions."""
+    expected = np.full(len(effects.token), -2)
+    expected[last.state.masked] = tokens
+    expected[last.positions] = last.tokens
+    known = np.where(effects.token == expected, effects.known, np.float32(0))
+    return (effects.value * (known > 0)[:, None])[None], known[None]
 
 
 _ROWS = (("logp", (NUM_LOGP,)), ("log_rest", ()), ("entropy", ()), ("fine", ()))
@@ -124,12 +169,16 @@ def encode(batch: StateBatch, depths: int) -> Encoded:
     x = np.zeros((size, length, NUM_POSITION), dtype=np.float32)
     linear = np.zeros((size, depths, length, NUM_LINEAR), dtype=np.float32)
     token = np.zeros((size, depths, length, NUM_TOKEN), dtype=np.float32)
+    sure = np.zeros((size, depths, length), dtype=np.float32)
+    effect, known = np.zeros((size, length, length), dtype=np.float32), np.zeros((size, length), dtype=np.float32)
+    known_root = np.zeros(size, dtype=np.float32)
     fields = (
         batch.status, batch.age, batch.commit_fine, batch.logp, batch.log_rest, batch.entropy, batch.fine, batch.past,
-        batch.ahead_fine, batch.ahead_rank, batch.margin, batch.agree, batch.temperature, batch.rounded,
+        batch.ahead_fine, batch.ahead_rank, batch.margin, batch.agree, batch.effect, batch.known, batch.temperature, batch.rounded,
     )  # fmt: skip
-    _encode(*fields, x, linear, token)
-    return Encoded(x, linear, token, (batch.status == MASKED).astype(np.int8))
+    _encode(*fields, x, linear, token, sure, effect, known, known_root)
+    masked = (batch.status == MASKED).astype(np.int8)
+    return Encoded(x, linear, token, masked, sure, effect, known, known_root, batch.rounded.astype(np.float32))
 
 
 @njit(cache=True)
@@ -161,16 +210,23 @@ def _encode(
     ahead_rank: Float32[np.ndarray, "B E L"],
     margin: Float32[np.ndarray, "B E L"],
     agree: Int8[np.ndarray, "B E L"],
+    effect: Float32[np.ndarray, "B L L"],
+    known: Float32[np.ndarray, "B L"],
     temperature: Float32[np.ndarray, " B"],
     rounded: Int8[np.ndarray, " B"],
     x: Float32[np.ndarray, "B L F"],
     linear: Float32[np.ndarray, "B D L K"],
     token: Float32[np.ndarray, "B D L M"],
+    out_sure: Float32[np.ndarray, "B D L"],
+    out_effect: Float32[np.ndarray, "B L L"],
+    out_known: Float32[np.ndarray, "B L"],
+    out_known_root: Float32[np.ndarray, " B"],
 ) -> None:
-    """Fill the three outputs; every number is scaled to about one."""
+    """Fill the outputs; features are scaled to about one, sureness and effects are in nats."""
     size, length = status.shape
-    known = ahead_fine.shape[1]
+    known_depths = ahead_fine.shape[1]
     depths = linear.shape[1]
+    shifted = np.zeros(length, dtype=np.int64)
     place = np.zeros((depths, length), dtype=np.int64)
     sure = np.zeros((depths, length), dtype=np.float64)
     for b in range(size):
@@ -180,7 +236,7 @@ def _encode(
                 just = i
             elif status[b, i] == 3:
                 num_masked += 1
-        for d in range(min(depths, known)):
+        for d in range(min(depths, known_depths)):
             for i in range(length):
                 place[d, i] = 0
                 sure[d, i] = sureness(ahead_fine[b, d, i]) if status[b, i] == 3 else 0.0
@@ -193,9 +249,32 @@ def _encode(
                             else:
                                 place[d, i] += 1
         best = np.float32(-np.inf)
+        num_known = 0.0
+        near = known[b, just] if just >= 0 else 0.0
+        out_known_root[b] = near
         for i in range(length):
             if status[b, i] == 3:
                 best = max(best, ahead_rank[b, 0, i])
+                out_known[b, i] = known[b, i]
+                num_known += known[b, i]
+                moved = _clip(effect[b, just, i], -8.0, 8.0) if near > 0 else 0.0
+                for d in range(depths):
+                    e = min(d, known_depths - 1)
+                    out_sure[b, d, i] = max(sure[e, i] + (moved if agree[b, e, i] else 0.0), 0.0)
+                if known[b, i] > 0:
+                    for j in range(length):
+                        if status[b, j] == 3 and j != i:
+                            out_effect[b, i, j] = _clip(effect[b, i, j], -8.0, 8.0)
+        for i in range(length):
+            shifted[i] = 0
+        for i in range(length):
+            if status[b, i] == 3:
+                for j in range(i):
+                    if status[b, j] == 3:
+                        if out_sure[b, 0, i] > out_sure[b, 0, j]:
+                            shifted[j] += 1
+                        else:
+                            shifted[i] += 1
         left_masked = 0
         for i in range(length):
             f = x[b, i]
@@ -232,12 +311,21 @@ def _encode(
                 f[14] = 1.0 if ahead_rank[b, 0, i] == best else 0.0
                 f[15] = 1.0 if ahead_fine[b, 0, i] > -0.00195 else 0.0
                 f[16] = max(ahead_fine[b, 0, i], -16.0) / 8.0
+                f[56] = known[b, i]
+                f[57] = near
+                f[58] = _clip(effect[b, just, i], -8.0, 8.0) / 2.0 if near > 0 else 0.0
+                f[59] = out_sure[b, 0, i] / 8.0
+                f[60] = shifted[i] / 16.0
+                f[61] = 1.0 / (1.0 + shifted[i])
+                for j in range(length):
+                    f[62] += abs(out_effect[b, i, j]) / num_masked
+                f[63] = num_known / num_masked
                 for d in range(8):
-                    e = min(d, known - 1, depths - 1)
+                    e = min(d, known_depths - 1, depths - 1)
                     f[20 + d] = sure[e, i] / 8.0
                     f[28 + d] = agree[b, e, i]
                 for d in range(depths):
-                    e = min(d, known - 1)
+                    e = min(d, known_depths - 1)
                     g = linear[b, d, i]
                     g[0] = max(ahead_fine[b, e, i], -16.0)
                     g[1] = sure[e, i] / 4.0

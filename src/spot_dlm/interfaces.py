@@ -5,7 +5,7 @@ Anything with these methods works in the loop: a new model is a Target, a new wa
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -92,7 +92,9 @@ class DraftContext:
     """All that is known before a pass: the last transition (so the certain next state), the logits it was made from, the noise.
 
     `logits` rows belong to `last.before.masked`; they are stale for `root`, the state after it. `history` holds the block's
-    transitions so far, oldest first, `last` included: what every visited state was sure of.
+    transitions so far, oldest first, `last` included: what every visited state was sure of. `graph` and `evaluated` are the last
+    pass with all its nodes, those not taken included: free information about nearby states. `memory` is a dictionary that lives as
+    long as the block, for what a drafter wants to keep from pass to pass.
     """
 
     last: Transition
@@ -101,6 +103,9 @@ class DraftContext:
     sampling: Sampling
     noise: CoupledNoise
     history: Sequence[Transition] = ()
+    graph: DraftGraph | None = None
+    evaluated: MaskedLogits | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
 
     @property
     def root(self) -> BlockState:

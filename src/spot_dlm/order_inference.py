@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from spot_dlm.features import Encoded
-from spot_dlm.growth import OrderScores
+from spot_dlm.growth import Moving, OrderScores
 from spot_dlm.lookahead import LookAhead
 from spot_dlm.order_model import Layer, LinearScore, OrderModel, relative_distances
 
@@ -61,6 +61,7 @@ class FastScorer:
         self.heads, self.heads_bias = _fold(model.heads.weight, None, model.norm)
         self.ends = model.split
         self.depth, self.gate_node, self.gate_out = model.depth, model.gate_node.numpy(), model.gate_out.numpy()
+        self.dynamic = model.dynamic.numpy()
         self.token_in, self.token_out = model.token_in.weight.t().contiguous(), model.token_out.weight.t().contiguous()
         self.token_depth = model.token_depth + model.token_in.bias
 
@@ -96,13 +97,14 @@ class FastScorer:
             token_branches: give second-best tokens their probability, else none.
         """
         depths, length = encoded.linear.shape[1:3]
-        weight = self._weight[:, 0] + self._weight[:, 1] if encoded.positions[0, 0, 42] else self._weight[:, 0]
+        weight = self._weight[:, 0] + self._weight[:, 1] if encoded.rounded[0] else self._weight[:, 0]
         by_depth = weight[0] + np.arange(depths, dtype=np.float32)[:, None] * (weight[1] / np.float32(8))
         base = np.einsum("dmk,dk->dm", encoded.linear[0].take(masked, axis=1), by_depth)
         pair, last = (table[masked[:, None], masked] for table in self._relatives(length))
         token = torch.from_numpy(encoded.token[0].take(masked, axis=1))
         kinds = torch.addmm(self._kind_bias, token.view(-1, token.shape[-1]), self._kind_weight)
         count = len(masked)
+        moving = None
         gate_node = gate_commit = gate_position = gate_out = np.zeros((0, 0), dtype=np.float32)
         if self.config.kind == "linear":
             gate_node, gate_commit = np.zeros((depths, 0), np.float32), np.zeros((count, 0), np.float32)
@@ -116,6 +118,11 @@ class FastScorer:
             last = last + parts[3].mm(parts[4].t()).numpy()
             gate_node, gate_out = self.gate_node[which], self.gate_out
             gate_commit, gate_position = np.ascontiguousarray(parts[5].numpy()), np.ascontiguousarray(parts[6].numpy())
+            effect = encoded.effect[0][masked[:, None], masked] + parts[8].mm(parts[9].t()).numpy()
+            rounded = bool(encoded.rounded[0])
+            dynamic = self.dynamic[0] + self.dynamic[1] if rounded else self.dynamic[0]
+            sure, known = encoded.sure[0].take(masked, axis=1), encoded.known[0][masked]
+            moving = Moving(sure, np.ascontiguousarray(effect, np.float32), known, float(encoded.known_root[0]), dynamic, rounded)
             mixed = (token.view(-1, token.shape[-1]) @ self.token_in).view(depths, count, -1)
             by_place = self.token_depth[:depths] if deep else self.token_depth[torch.from_numpy(which)]
             mixed.add_(by_place[:, None]).add_(parts[7])
@@ -127,7 +134,7 @@ class FastScorer:
         f32 = np.float32
         return OrderScores(
             masked, tokens, chances, np.ascontiguousarray(base, f32), np.ascontiguousarray(pair, f32), np.ascontiguousarray(last, f32),
-            gate_node, gate_commit, gate_position, gate_out,
+            gate_node, gate_commit, gate_position, gate_out, moving,
         )  # fmt: skip
 
     def _heads(self, positions: Float[Tensor, "L F"], masked: Int64[np.ndarray, " m"]) -> tuple[Tensor, ...]:

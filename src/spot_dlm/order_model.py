@@ -16,10 +16,12 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
+from spot_dlm.effects import MAX_SURENESS
 from spot_dlm.features import NUM_LINEAR, NUM_POSITION, NUM_TOKEN, Encoded
 
 Kind = Literal["order", "linear"]
 MAX_PARAMETERS = 620_000
+NUM_DYNAMIC = 4
 _RELATIVE = 32
 """Distances beyond it share a bias."""
 
@@ -36,7 +38,7 @@ class OrderConfig:
     width: int = 128
     layers: int = 3
     heads: int = 8
-    hidden: int = 480
+    hidden: int = 464
     rank: int = 24
     gate: int = 32
     depths: int = 32
@@ -54,7 +56,8 @@ class OrderConfig:
 class Scores(NamedTuple):
     """Additive scores of B roots, over all L positions of the block; see `growth.OrderScores` for their sum.
 
-    `token` are logits of what a committed position turns out to hold: the best stale token, the second, another (a miss).
+    `token` are logits of what a committed position turns out to hold: the best stale token, the second, another (a miss). From
+    `sure` on: the sureness expected at a node, moved by the effects of its commits, see `dynamic_features`.
     """
 
     base: Float[Tensor, "B D L"]
@@ -65,14 +68,30 @@ class Scores(NamedTuple):
     gate_position: Float[Tensor, "B L H"]
     gate_out: Float[Tensor, " H"]
     token: Float[Tensor, "B D L 3"]
+    sure: Float[Tensor, "B D L"]
+    effect: Float[Tensor, "B L L"]
+    known: Float[Tensor, "B L"]
+    known_root: Float[Tensor, " B"]
+    dynamic: Float[Tensor, "B 2 4"]
+    rounded: Float[Tensor, " B"]
 
 
-def inputs(
-    encoded: Encoded, device: torch.device | str = "cpu"
-) -> tuple[Float[Tensor, "B L F"], Float[Tensor, "B D L K"], Float[Tensor, "B D L M"], Float[Tensor, " B"]]:
-    """Return features as tensors; the last one says whose confidences are rounded."""
-    positions, linear, token = (torch.from_numpy(a).to(device) for a in (encoded.positions, encoded.linear, encoded.token))
-    return positions, linear, token, positions[:, 0, 42]
+class Inputs(NamedTuple):
+    """`features.Encoded` as tensors."""
+
+    positions: Float[Tensor, "B L F"]
+    linear: Float[Tensor, "B D L K"]
+    token: Float[Tensor, "B D L M"]
+    sure: Float[Tensor, "B D L"]
+    effect: Float[Tensor, "B L L"]
+    known: Float[Tensor, "B L"]
+    known_root: Float[Tensor, " B"]
+    rounded: Float[Tensor, " B"]
+
+
+def inputs(encoded: Encoded, device: torch.device | str = "cpu") -> Inputs:
+    """Return features as tensors on a device."""
+    return Inputs(*(torch.from_numpy(getattr(encoded, name)).to(device) for name in Inputs._fields))
 
 
 def relative_distances(length: int) -> Int64[Tensor, "L L"]:
@@ -151,6 +170,7 @@ class OrderModel(nn.Module):
             self.depth = nn.Parameter(torch.zeros(config.depths, config.rank))
             self.gate_node = nn.Parameter(torch.zeros(config.depths, config.gate))
             self.gate_out = nn.Parameter(torch.zeros(config.gate))
+            self.dynamic = nn.Parameter(torch.zeros(2, 2, NUM_DYNAMIC))
             self.token_in = nn.Linear(NUM_TOKEN, config.rank)
             self.token_depth = nn.Parameter(torch.zeros(config.depths, config.rank))
             self.token_out = nn.Linear(config.rank, 3, bias=False)
@@ -161,9 +181,9 @@ class OrderModel(nn.Module):
 
     @property
     def split(self) -> list[int]:
-        """Where the head's parts end: depth, pair (2), last (2), gate (2), token."""
+        """Where the head's parts end: depth, pair (2), last (2), gate (2), token, effect (2)."""
         r, g = self.config.rank, self.config.gate
-        sizes = [r, r, r, r, r, g, g, r]
+        sizes = [r, r, r, r, r, g, g, r, r, r]
         return [sum(sizes[: i + 1]) for i in range(len(sizes))]
 
     def _initialise(self) -> None:
@@ -172,6 +192,8 @@ class OrderModel(nn.Module):
         with torch.no_grad():  # one factor of every product is zero, so that the untrained network adds nothing
             self.heads.weight[ends[0] : ends[1]] = 0
             self.heads.weight[ends[2] : ends[3]] = 0
+            self.heads.weight[ends[7] : ends[8]] = 0
+            self.dynamic[0, 1] = torch.tensor([1.0, -2.0, 1.0, 0.0])  # where effects are known, their order counts
             nn.init.normal_(self.gate_node, std=0.1)
             self.token_out.weight.zero_()
 
@@ -180,14 +202,9 @@ class OrderModel(nn.Module):
         """Parameters, at most MAX_PARAMETERS."""
         return sum(p.numel() for p in self.parameters())
 
-    def forward(
-        self,
-        positions: Float[Tensor, "B L F"],
-        linear: Float[Tensor, "B D L K"],
-        token: Float[Tensor, "B D L M"],
-        rounded: Float[Tensor, " B"],
-    ) -> Scores:
+    def forward(self, given: Inputs) -> Scores:
         """Run once per pass; O(L) tokens through the network, nothing per node."""
+        linear, token, rounded = given.linear, given.token, given.rounded
         (size, depths, length), device = linear.shape[:3], linear.device
         distances = relative_distances(length).to(device)
         base = self.linear(linear, rounded)
@@ -196,9 +213,11 @@ class OrderModel(nn.Module):
         if self.config.kind == "linear":
             none = linear.new_zeros(size, length, 0)
             shape = (size, length, length)
-            return Scores(base, pair.expand(shape), last.expand(shape), none.new_zeros(depths, 0), none, none, none.new_zeros(0), kinds)
+            parts = (none.new_zeros(depths, 0), none, none, none.new_zeros(0), kinds)
+            dynamic = none.new_zeros(size, 2, NUM_DYNAMIC)
+            return Scores(base, pair.expand(shape), last.expand(shape), *parts, *given[3:7], dynamic, rounded)
         with torch.autocast(device.type, enabled=False):
-            x = self.embed(positions)
+            x = self.embed(given.positions)
         for layer in self.layers:
             x = layer(x, distances)
         parts = self.heads(self.norm(x)).float().tensor_split(self.split[:-1], dim=-1)
@@ -209,7 +228,10 @@ class OrderModel(nn.Module):
             last = last + parts[3] @ parts[4].transpose(-1, -2)
             mixed = self.token_in(token) + self.token_depth[which][:, None] + parts[7][:, None]
             kinds = kinds + self.token_out(functional.relu(mixed))
-        return Scores(base, pair, last, self.gate_node[which], parts[5], parts[6], self.gate_out, kinds)
+            effect = given.effect + parts[8] @ parts[9].transpose(-1, -2)
+            dynamic = self.dynamic[0] + rounded[:, None, None] * self.dynamic[1]
+        heads = (self.gate_node[which], parts[5], parts[6], self.gate_out, kinds)
+        return Scores(base, pair, last, *heads, given.sure, effect, given.known, given.known_root, dynamic, rounded)
 
 
 def path_scores(
@@ -232,4 +254,25 @@ def path_scores(
         node = scores.gate_node[:depths] + before @ scores.gate_commit
         hidden = functional.relu(node[:, :, None] + scores.gate_position[:, None])
         total = total + hidden @ scores.gate_out
-    return total, masked[:, None] & (before == 0)
+    remaining = masked[:, None] & (before == 0)
+    if scores.dynamic.abs().sum() > 0:
+        known = (scores.known_root[:, None] + (before @ scores.known[..., None])[..., 0]) / (1 + before.sum(dim=-1))
+        weight = scores.dynamic[:, None, 0] + known[..., None] * scores.dynamic[:, None, 1]  # [B, D, 4]
+        total = total + (dynamic_features(scores.sure[:, :depths] + before @ scores.effect, remaining, scores.rounded) * weight[:, :, None]).sum(-1)
+    return total, remaining
+
+
+def dynamic_features(
+    sure: Float[Tensor, "B D L"], remaining: Bool[Tensor, "B D L"], rounded: Float[Tensor, " B"]
+) -> Float[Tensor, "B D L 4"]:
+    """Return features of the sureness expected at a node: itself, its place in the rule's order, whether first, 1 / (1 + place)."""
+    sure = sure.clamp(0.0, MAX_SURENESS)
+    with torch.no_grad():
+        chance = (1 - torch.exp(-sure)).to(torch.bfloat16).to(sure.dtype)
+        rank = torch.where(rounded[:, None, None] > 0, chance, sure).masked_fill(~remaining, -torch.inf)
+        length = sure.shape[-1]
+        earlier = torch.ones(length, length, dtype=torch.bool, device=sure.device).triu(1)  # [j, i]: j before i
+        one, other = rank[..., None, :], rank[..., :, None]  # of i, of j
+        ahead = (other > one) | ((other == one) & earlier)
+        place = (ahead & remaining[..., :, None]).sum(dim=-2).to(sure.dtype)
+    return torch.stack((sure / 4, place / 8, (place == 0).to(sure.dtype), 1 / (1 + place)), dim=-1)

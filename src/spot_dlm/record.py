@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -18,18 +18,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from spot_dlm.artifacts import provenance, read_json, write_json
 from spot_dlm.decode import BlockFinished, BlockStarted, Finished, Pass, decode_steps
+from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters import Root
-from spot_dlm.interfaces import DecodeParams, Target
+from spot_dlm.drafters.order import Order
+from spot_dlm.interfaces import DecodeParams, Drafter, Target
+from spot_dlm.effects import Effects
+from spot_dlm.features import remember, select_effects
 from spot_dlm.lookahead import look_ahead
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.outputs import read_outputs
 from spot_dlm.rules import parse_rule
 from spot_dlm.targets import load_target
 from spot_dlm.traces import COLUMNS, NUM_LOGP, Columns, shard_path, write_manifest, write_shard
-from spot_dlm.transition import Sampling
+from spot_dlm.transition import Sampling, Transition
 from spot_dlm.workers import Work, exclusive, run_in_processes
 
 PLAN = "spot-trace-plan/1"
@@ -76,7 +82,11 @@ class TraceSetting:
 
 @dataclass(frozen=True)
 class Recording:
-    """What is to be recorded; `prompts` are rows with `prompt` or `prompt_ids`, optionally `id` and `family`."""
+    """What is to be recorded; `prompts` are rows with `prompt` or `prompt_ids`, optionally `id` and `family`.
+
+    With `drafter` (a folder of 'spot train') speculative decoding records the same trajectories and, at the states where it drafted, the
+    effects that its passes have shown; the budgets in `nodes` take turns.
+    """
 
     model: str
     prompts: Sequence[dict[str, Any]]
@@ -85,6 +95,8 @@ class Recording:
     spread: bool = False
     max_depth: int = 16
     load_options: dict[str, Any] = field(default_factory=dict)
+    drafter: str | None = None
+    nodes: tuple[int, ...] = (8, 16, 32)
 
     def __post_init__(self) -> None:
         if not self.prompts:
@@ -138,20 +150,33 @@ class Recording:
             "max_depth": self.max_depth,
             "prompts": [{"id": p.get("id", i), "family": p.get("family", "")} for i, p in enumerate(self.prompts)],
             "prompts_hash": hashlib.sha256(texts.encode()).hexdigest(),
+            **({"drafter": self.drafter, "nodes": list(self.nodes)} if self.drafter else {}),
             **({"load_options": self.load_options} if self.load_options else {}),
         }
 
 
-def record_sequence(columns: Columns, target: Target, prompt: str | list[int], params: DecodeParams, max_depth: int) -> int:
-    """Decode one prompt plainly and append its blocks, states, rows and look-ahead; return the number of blocks."""
+def record_sequence(
+    columns: Columns, target: Target, prompt: str | list[int], params: DecodeParams, max_depth: int, drafter: Drafter | None = None
+) -> int:
+    """Decode one prompt and append its blocks, states, rows and look-ahead; return the number of blocks.
+
+    With a drafter (and `params.nodes`) the trajectory is the same and the states at which it drafted carry the effects seen so far.
+    """
     noise = CoupledNoise(params.sampling.seed, params.sequence, params.rule.noise_step, target.spec.device)
     blocks = states = tail = 0
-    for event in decode_steps(target, prompt, Root(), params):
+    memory: dict[str, Any] = {}
+    for event in decode_steps(target, prompt, drafter or Root(), params):
         if isinstance(event, BlockStarted):
-            tail, states = len(event.state.canvas) - len(event.state.masked), 0
+            tail, states, memory = len(event.state.canvas) - len(event.state.masked), 0, {}
         elif isinstance(event, Pass):
-            states += 1
-            _record_state(columns, event, params, noise, max_depth)
+            transitions = event.acceptance.transitions
+            effects = remember(memory, event.graph, event.logits, transitions[-1].before.canvas, len(transitions))
+            for transition in transitions:
+                node = event.graph.find(transition.before)
+                assert node is not None
+                seen = effects if drafter is not None and transition is transitions[-1] else None
+                _record_state(columns, transition, event.logits.of(node), params, noise, max_depth, seen)
+            states += len(transitions)
         elif isinstance(event, BlockFinished):
             columns.add("block", index=event.state.block, tail=tail, states=states)
             blocks += 1
@@ -160,13 +185,35 @@ def record_sequence(columns: Columns, target: Target, prompt: str | list[int], p
     return blocks
 
 
-def _record_state(columns: Columns, event: Pass, params: DecodeParams, noise: CoupledNoise, max_depth: int) -> None:
-    transition = event.acceptance.transitions[0]
+def _record_state(
+    columns: Columns,
+    transition: Transition,
+    logits: Float[Tensor, "m V"],
+    params: DecodeParams,
+    noise: CoupledNoise,
+    max_depth: int,
+    effects: Effects | None,
+) -> None:
     before, candidates = transition.before, transition.candidates
-    outputs = read_outputs(before.masked, event.acceptance.logits, params.sampling)
+    outputs = read_outputs(before.masked, logits, params.sampling)
     logp = outputs.logp[:, :NUM_LOGP]
     if logp.shape[1] < NUM_LOGP:
         logp = np.pad(logp, ((0, 0), (0, NUM_LOGP - logp.shape[1])), constant_values=-80.0)
+    at = np.flatnonzero(before.masked != transition.positions[0])
+    remaining = len(at)
+    depths = min(remaining, max_depth) if params.sampling.temperature > 0 else 0
+    tokens = outputs.ids[at, 0]
+    if depths:
+        rows = outputs.take(at)
+        ahead = look_ahead(rows, transition.state, params.rule, params.sampling, noise, depths, candidates.fine[at])
+        columns.add("ahead", tokens=ahead.tokens, fine=ahead.fine, margin=ahead.margin)
+        tokens = ahead.tokens[0, :, 0]
+    known = np.zeros(len(before.masked), dtype=np.float32)
+    drafted = effects is not None and remaining > 1
+    if effects is not None and drafted:
+        value, near = select_effects(effects, transition, tokens)
+        known = near[0, before.masked]
+        columns.add("effect", value=value[0][np.ix_(before.masked, before.masked)].reshape(-1))
     columns.add(
         "row",
         position=before.masked,
@@ -176,19 +223,14 @@ def _record_state(columns: Columns, event: Pass, params: DecodeParams, noise: Co
         entropy=outputs.entropy,
         fine=candidates.fine,
         token=candidates.tokens,
+        known=known,
     )
-    remaining = len(before.masked) - 1
-    depths = min(remaining, max_depth) if params.sampling.temperature > 0 else 0
-    if depths:
-        at = np.flatnonzero(before.masked != transition.positions[0])
-        rows = outputs.take(at)
-        ahead = look_ahead(rows, transition.state, params.rule, params.sampling, noise, depths, candidates.fine[at])
-        columns.add("ahead", tokens=ahead.tokens, fine=ahead.fine, margin=ahead.margin)
     columns.add(
         "state",
         step=before.step,
         rows=len(before.masked),
         ahead_depths=depths,
+        effect_rows=len(before.masked) if drafted else 0,
         commit_position=transition.positions[0],
         commit_token=transition.tokens[0],
     )
@@ -197,12 +239,16 @@ def _record_state(columns: Columns, event: Pass, params: DecodeParams, noise: Co
 def record_shard(target: Target, recording: Recording, folder: Path, number: int, finished: Callable[[], None] = lambda: None) -> int:
     """Record one shard whole or not at all, telling of every finished sequence; return how many."""
     columns, jobs = Columns(), recording.shard_jobs(number)
+    drafter = Order(load_order_model(Path(recording.drafter))) if recording.drafter else None
     for prompt_number, setting_number in jobs:
         row, setting = recording.prompts[prompt_number], recording.settings[setting_number]
         prompt = row["prompt"] if "prompt" in row else row["prompt_ids"]
         sequence = prompt_number * len(recording.settings) + setting_number
         try:
-            blocks = record_sequence(columns, target, prompt, setting.params(recording.seed, sequence), recording.max_depth)
+            params = setting.params(recording.seed, sequence)
+            if drafter is not None:
+                params = replace(params, nodes=recording.nodes[prompt_number % len(recording.nodes)])
+            blocks = record_sequence(columns, target, prompt, params, recording.max_depth, drafter)
         except ValueError as error:
             raise ValueError(f"prompt {row.get('id', prompt_number)}: {error}") from error
         tokens = int(columns.parts.pop("_tokens")[0][0])
@@ -291,7 +337,7 @@ def record(
             for number in missing:
                 record_shard(target, recording, folder, number, lambda: progress(next(done), total))
         about = provenance(target.spec, command)
-        about |= {k: plan[k] for k in ("settings", "prompts", "prompts_hash", "seed", "spread", "max_depth")}
+        about |= {k: plan[k] for k in ("settings", "prompts", "prompts_hash", "seed", "spread", "max_depth", "drafter", "nodes") if k in plan}
         for setting in about["settings"]:
             setting["block_length"] = setting["block_length"] or target.spec.block_length
         return write_manifest(folder, about, recording.num_shards)

@@ -40,6 +40,7 @@ class TraceStates:
         self.traces = traces
         self.rows = traces.offsets("state")
         self.ahead = traces.offsets("ahead")
+        self.effects = traces.offsets("effect")
         self.first_state = traces.offsets("block")
         self.block_of = np.repeat(np.arange(len(traces.block["index"])), traces.block["states"])
         self.setting_of_block = traces.setting_of_block().astype(np.int64)
@@ -74,6 +75,11 @@ class TraceStates:
         """States whose root has at least two masked positions: where there is something to draft."""
         return np.flatnonzero(self.traces.state["rows"] >= 3)
 
+    @cached_property
+    def drafted(self) -> Int64[np.ndarray, " n"]:
+        """Those of `indices` at which a speculative recorder drafted, so that effects are recorded."""
+        return self.indices[self.traces.state["effect_rows"][self.indices] > 0]
+
     def of_sequences(self, sequences: Int64[np.ndarray, " k"]) -> Int64[np.ndarray, " n"]:
         """Return those of `indices` that belong to the given sequences."""
         chosen = np.zeros(len(self.traces.sequence["blocks"]), dtype=bool)
@@ -101,6 +107,7 @@ class TraceStates:
         past = np.ones((size, 2, length), f32)
         ahead_fine, ahead_rank, margin = (np.zeros((size, depths, length), f32) for _ in range(3))
         agree = np.zeros((size, depths, length), np.int8)
+        effect, known = np.zeros((size, length, length), f32), np.zeros((size, length), f32)
         positions, tokens = np.zeros((size, depths), np.int64), np.zeros((size, depths), np.int64)
         kind = np.full((size, depths), -1, np.int8)
         look_ahead = np.full((size, depths, length, 2), -1, np.int64)
@@ -110,13 +117,14 @@ class TraceStates:
             state["ahead_depths"], state["commit_position"], state["commit_token"],
             traces.row["position"], traces.row["logp"], traces.row["ids"], traces.row["log_rest"], traces.row["entropy"],
             traces.row["fine"], self.row_rank, traces.ahead["tokens"], traces.ahead["fine"], self.ahead_rank, traces.ahead["margin"],
+            self.effects, state["effect_rows"], traces.effect["value"], traces.row["known"], effect, known,
             status, age, commit_fine, logp, log_rest, entropy, fine, past, ahead_fine, ahead_rank, margin, agree,
             positions, tokens, kind, look_ahead,
         )  # fmt: skip
         setting = self.setting_of_block[blocks]
         dense = StateBatch(
             status, age, commit_fine, logp, log_rest, entropy, fine, past, ahead_fine, ahead_rank, margin, agree,
-            self.temperature[setting], self.rounded[setting],
+            effect, known, self.temperature[setting], self.rounded[setting],
         )  # fmt: skip
         return dense, Paths(positions, tokens, kind, look_ahead)
 
@@ -139,6 +147,7 @@ def _fill_positions(rows, ahead, ahead_depths, commit_position, row_position, ou
 def _gather(
     indices, first_state, end_state, rows, ahead, ahead_depths, commit_position, commit_token,
     row_position, row_logp, row_ids, row_log_rest, row_entropy, row_fine, row_rank, a_tokens, a_fine, a_rank, a_margin,
+    effects, effect_rows, effect_value, row_known, effect, known,
     status, age, commit_fine, logp, log_rest, entropy, fine, past, ahead_fine, ahead_rank, margin, agree,
     positions, tokens, kind, look_ahead,
 ):  # fmt: skip
@@ -159,6 +168,13 @@ def _gather(
                 for r in range(rows[t], rows[t + 1]):
                     past[b, back, row_position[r]] = row_fine[r]
         num = 0
+        if effect_rows[s] > 0:
+            at = effects[s]
+            for r in range(rows[s], rows[s + 1]):
+                known[b, row_position[r]] = row_known[r]
+                for q in range(rows[s], rows[s + 1]):
+                    effect[b, row_position[r], row_position[q]] = effect_value[at]
+                    at += 1
         for r in range(rows[s], rows[s + 1]):
             p = row_position[r]
             logp[b, p] = row_logp[r]

@@ -2,7 +2,9 @@
 
 Four tables, each one array per column: sequences > blocks > states > rows, where a row is one masked position of one state. A state
 is the canvas before one transition; its row count is the number of masked positions. Never whole logits. At T > 0 every state also
-has `ahead_*` entries: depths x (masked - 1) look-ahead tokens of its successor, depth-major. Knows nothing of how traces are made.
+has `ahead_*` entries: depths x (masked - 1) look-ahead tokens of its successor, depth-major. Where a speculative decoder recorded, the
+states at which it drafted also have effects (`effects.py`): `effect_rows` x rows numbers, all rows or none. Knows nothing of how
+traces are made.
 
 Example: `traces = read_traces(Path("traces")); traces.state["commit_position"]`.
 """
@@ -16,7 +18,7 @@ import numpy as np
 
 from spot_dlm.artifacts import file_hash, read_json, replace_file, write_json
 
-FORMAT = "spot-traces/1"
+FORMAT = "spot-traces/2"
 NUM_LOGP = 8
 """Best log-probabilities kept of every row."""
 
@@ -27,6 +29,7 @@ COLUMNS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
         "step": ("int16", ()),
         "rows": ("int16", ()),
         "ahead_depths": ("int16", ()),
+        "effect_rows": ("int16", ()),
         "commit_position": ("int16", ()),
         "commit_token": ("int32", ()),
     },
@@ -38,7 +41,9 @@ COLUMNS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
         "entropy": ("float32", ()),
         "fine": ("float32", ()),
         "token": ("int32", ()),
+        "known": ("float32", ()),
     },
+    "effect": {"value": ("float32", ())},
     "ahead": {"tokens": ("int32", (2,)), "fine": ("float32", (2,)), "margin": ("float32", ())},
 }
 """Tables, columns, types and the shape of one entry."""
@@ -75,6 +80,7 @@ class Traces:
     state: dict[str, np.ndarray]
     row: dict[str, np.ndarray]
     ahead: dict[str, np.ndarray]
+    effect: dict[str, np.ndarray]
 
     @property
     def settings(self) -> Sequence[Mapping[str, Any]]:
@@ -90,13 +96,14 @@ class Traces:
         """Return where each entry's children begin in the finer table (one more entry than `table` has), e.g. rows of a state.
 
         Args:
-            table: "sequence" (blocks), "block" (states), "state" (rows) or "ahead" (look-ahead entries of a state).
+            table: "sequence" (blocks), "block" (states), "state" (rows), "ahead" or "effect" (look-ahead and effect entries of a state).
         """
         counts = {
             "sequence": lambda: self.sequence["blocks"],
             "block": lambda: self.block["states"],
             "state": lambda: self.state["rows"],
             "ahead": lambda: self.state["ahead_depths"].astype(np.int64) * (self.state["rows"] - 1),
+            "effect": lambda: self.state["effect_rows"].astype(np.int64) * self.state["rows"],
         }[table]()
         return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
