@@ -1,4 +1,4 @@
-"""The command `spot`: generate, verify, info, demo, trace. Answers go to stdout, progress and errors to stderr.
+"""The command `spot`: generate, verify, info, demo, trace, analyze, bench. Answers go to stdout, progress and errors to stderr.
 
 `main` turns what a user can cause (bad values, missing files, a full disk, an operation the device lacks, ctrl-C) into one line and an
 exit code; SPOT_DEBUG=1 shows the traceback. Exit codes: 0 done, 1 not identical, 2 bad input or a run that cannot go on, 130
@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from spot_dlm import __version__
+from spot_dlm.cli.analyze import analyze
 from spot_dlm.cli.bench import app as bench
 from spot_dlm.cli.demo import demo
 from spot_dlm.cli.generate import generate
@@ -38,6 +39,7 @@ for _command, _summary in (
     (info, "Show what a model is and what will be used."),
     (demo, "Decode one prompt of every family both ways and compare."),
     (trace, "Record standard decoding as traces."),
+    (analyze, "Measure on traces what is known in advance: tokens, order, ties."),
 ):
     app.command(short_help=_summary)(_command)
 app.add_typer(bench, name="bench", short_help="Measure passes saved, and accuracy against speed.")
