@@ -69,9 +69,9 @@ def trace(
       spot trace --task json --task python --block-length 16 --block-length 32 --spread --workers 2 --out traces
       spot trace --prompts prompts.jsonl --out traces --dry-run
     """
+    lengths: list[int | None] = [*block_length] if block_length else [None]
     settings = [
-        TraceSetting(r, t, top_p, top_k, length, max_new_tokens)
-        for r, t, length in dict.fromkeys(product(rule, temperature, block_length or [None]))
+        TraceSetting(r, t, top_p, top_k, length, max_new_tokens) for r, t, length in dict.fromkeys(product(rule, temperature, lengths))
     ]
     for name, value in (("limit", limit), ("workers", workers)):
         if value is not None and value < 1:
