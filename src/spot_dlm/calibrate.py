@@ -27,7 +27,7 @@ Selection = Literal["reach", "count"]
 
 @dataclass(frozen=True)
 class Formulas:
-    """Of S roots the next commits as codes (rank - 1) * 2 + (j - 1), -1 from the first commit on that no pair names or that ends the block."""
+    """Of S roots the next commits as codes (rank - 1) * 2 + (j - 1), -1 from the first on that no pair names or that ends the block."""
 
     codes: Int64[np.ndarray, "S K"]
 

@@ -126,7 +126,22 @@ def live_state(context: DraftContext, depths: int) -> tuple[StateBatch, LookAhea
     logp, log_rest, entropy, fine = dense.values()
     effect, known = _live_effects(context, ahead)
     state = StateBatch(
-        status, age, commit_fine, logp, log_rest, entropy, fine, past, spread[0], spread[1], spread[2], agree, effect, known, temperature, rounded
+        status,
+        age,
+        commit_fine,
+        logp,
+        log_rest,
+        entropy,
+        fine,
+        past,
+        spread[0],
+        spread[1],
+        spread[2],
+        agree,
+        effect,
+        known,
+        temperature,
+        rounded,
     )
     return state, ahead
 

@@ -286,7 +286,21 @@ def grow_moving(
 ]:
     """Grow as `grow_arrays` does, with sureness that moves (see Moving)."""
     scores = _Scores(
-        tokens, p_token, base, pair, last, gate_node, gate_commit, gate_position, gate_out, sure, effect, known, known_root, dynamic, rounded
+        tokens,
+        p_token,
+        base,
+        pair,
+        last,
+        gate_node,
+        gate_commit,
+        gate_position,
+        gate_out,
+        sure,
+        effect,
+        known,
+        known_root,
+        dynamic,
+        rounded,
     )
     m, num_hidden = base.shape[1], len(gate_out)
     possible, level = 1, 1
@@ -363,7 +377,22 @@ def grow_arrays(
     still, weights = np.zeros((len(base), m), np.float32), np.zeros((2, 4), np.float32)
     none = np.zeros((m, m), np.float32)
     return grow_moving(
-        tokens, p_token, base, pair, last, gate_node, gate_commit, gate_position, gate_out, still, none, none[0], 0.0, weights, False, budget
+        tokens,
+        p_token,
+        base,
+        pair,
+        last,
+        gate_node,
+        gate_commit,
+        gate_position,
+        gate_out,
+        still,
+        none,
+        none[0],
+        0.0,
+        weights,
+        False,
+        budget,
     )
 
 

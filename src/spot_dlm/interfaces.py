@@ -146,7 +146,7 @@ class DecodeParams:
     rule: UnmaskRule = field(default_factory=UnmaskRule)
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int = 128
-    nodes: int = 4
+    nodes: int = 8
     block_length: int | None = None
     stop: Stop = "block"
     sequence: int = 0

@@ -105,7 +105,6 @@ class FastScorer:
         kinds = torch.addmm(self._kind_bias, token.view(-1, token.shape[-1]), self._kind_weight)
         count = len(masked)
         moving = None
-        gate_node = gate_commit = gate_position = gate_out = np.zeros((0, 0), dtype=np.float32)
         if self.config.kind == "linear":
             gate_node, gate_commit = np.zeros((depths, 0), np.float32), np.zeros((count, 0), np.float32)
             gate_position, gate_out = gate_commit, np.zeros(0, np.float32)

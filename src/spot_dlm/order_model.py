@@ -258,7 +258,8 @@ def path_scores(
     if scores.dynamic.abs().sum() > 0:
         known = (scores.known_root[:, None] + (before @ scores.known[..., None])[..., 0]) / (1 + before.sum(dim=-1))
         weight = scores.dynamic[:, None, 0] + known[..., None] * scores.dynamic[:, None, 1]  # [B, D, 4]
-        total = total + (dynamic_features(scores.sure[:, :depths] + before @ scores.effect, remaining, scores.rounded) * weight[:, :, None]).sum(-1)
+        moved = dynamic_features(scores.sure[:, :depths] + before @ scores.effect, remaining, scores.rounded)
+        total = total + (moved * weight[:, :, None]).sum(dim=-1)
     return total, remaining
 
 

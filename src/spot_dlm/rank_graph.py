@@ -129,7 +129,7 @@ class GraphTable:
         if not found:
             there = ", ".join(sorted({repr(key.rule) for key in self.graphs}))
             raise ValueError(
-                f"the calibrated graph has nothing for rule {rule!r}, only for {there}; make one with 'spot calibrate' from traces of that rule"
+                f"the calibrated graph has nothing for rule {rule!r}, only for {there}; make one with 'spot calibrate' from its traces"
             )
         return self.graphs[min(found, key=distance)]
 

@@ -26,9 +26,9 @@ from spot_dlm.decode import BlockFinished, BlockStarted, Finished, Pass, decode_
 from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters import Root
 from spot_dlm.drafters.order import Order
-from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.effects import Effects
 from spot_dlm.features import remember, select_effects
+from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.lookahead import look_ahead
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.outputs import read_outputs
@@ -337,7 +337,9 @@ def record(
             for number in missing:
                 record_shard(target, recording, folder, number, lambda: progress(next(done), total))
         about = provenance(target.spec, command)
-        about |= {k: plan[k] for k in ("settings", "prompts", "prompts_hash", "seed", "spread", "max_depth", "drafter", "nodes") if k in plan}
+        about |= {
+            k: plan[k] for k in ("settings", "prompts", "prompts_hash", "seed", "spread", "max_depth", "drafter", "nodes") if k in plan
+        }
         for setting in about["settings"]:
             setting["block_length"] = setting["block_length"] or target.spec.block_length
         return write_manifest(folder, about, recording.num_shards)

@@ -6,6 +6,7 @@ decoder would reach and walked along the true commits. Knows nothing of training
 Example: `simulate(model, states, blocks, budgets=(8, 32))[8].acceptance_length`.
 """
 
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import no_type_check
@@ -16,7 +17,7 @@ from jaxtyping import Float64, Int64
 from numba import njit
 
 from spot_dlm.features import MASKED, encode
-from spot_dlm.growth import grow_arrays, walk
+from spot_dlm.growth import _word, grow_moving, walk
 from spot_dlm.order_model import OrderModel, Scores, inputs
 from spot_dlm.trace_states import TraceStates
 
@@ -82,11 +83,40 @@ def simulate(
                 if arrays is None or not usable[at]:
                     passes[number], expected[number] = total, total
                 else:
-                    passes[number], expected[number] = _run_block(*arrays, starts[at], total, budget)
+                    passes[number], expected[number] = _run_block(arrays, starts[at], total, budget)
         done += len(chunk)
         progress(done, len(blocks))
     transitions = (states.first_state[blocks + 1] - states.first_state[blocks]).astype(np.int64)
     return {budget: Simulated(blocks, passes, transitions, expected) for budget, (passes, expected) in results.items()}
+
+
+def reach_histogram(
+    model: OrderModel, states: TraceStates, blocks: Int64[np.ndarray, " n"], budget: int, edges: Float64[np.ndarray, " b"]
+) -> Float64[np.ndarray, "S b 3"]:
+    """Return, per setting and bin of predicted reach, the number of drafted nodes, the sum of their reach, and how many came true.
+
+    A node comes true if the target visits its state. Roots, which are certain, are left out.
+
+    Args:
+        model: the order model.
+        states: recorded states.
+        blocks: block numbers.
+        budget: rows of a pass.
+        edges: lower ends of the bins, ascending, the first 0.
+    """
+    counts = np.zeros((len(states.traces.settings), len(edges), 3))
+    for chunk in _chunks(states, blocks):
+        first, last = states.first_state[blocks[chunk]], states.first_state[blocks[chunk] + 1]
+        usable = np.maximum(last - first - 2, 0)
+        if not usable.sum():
+            continue
+        arrays = _score(model, states, np.concatenate([np.arange(f, f + u) for f, u in zip(first, usable, strict=True)]), True)
+        starts = np.concatenate(([0], np.cumsum(usable)))
+        for at, number in enumerate(chunk):
+            if usable[at]:
+                into = counts[states.setting_of_block[blocks[number]]]
+                _reach_block(arrays, starts[at], int(last[at] - first[at]), budget, edges, into)
+    return counts
 
 
 def _chunks(states: TraceStates, blocks: Int64[np.ndarray, " n"]) -> list[Int64[np.ndarray, " k"]]:
@@ -100,46 +130,109 @@ def _chunks(states: TraceStates, blocks: Int64[np.ndarray, " n"]) -> list[Int64[
     return chunks
 
 
+def draft_outcomes(
+    model: OrderModel, states: TraceStates, indices: Int64[np.ndarray, " n"], budgets: Sequence[int], token_branches: bool = True
+) -> dict[int, tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]]:
+    """Return, for one draft at each of the given states, the transitions that its pass would make and those that it expects.
+
+    Recorded effects count, so this is what a speculative decoder earns at the states where one recorded.
+    """
+    outcome = {budget: (np.zeros(len(indices), np.int64), np.zeros(len(indices))) for budget in budgets}
+    lengths = states.lengths(indices)
+    for length in np.unique(lengths):
+        members = np.flatnonzero(lengths == length)
+        for start in range(0, len(members), _STATES_PER_CHUNK):
+            chunk = members[start : start + _STATES_PER_CHUNK]
+            arrays = _score(model, states, indices[chunk], token_branches)
+            for budget, (made, expected) in outcome.items():
+                made[chunk], expected[chunk] = _draft_each(arrays, budget)
+    return outcome
+
+
+_Arrays = namedtuple(
+    "_Arrays",
+    "masked look_ahead p_token base pair last gate_node gate_commit gate_position gate_out sure effect known known_root dynamic rounded "
+    "positions tokens steps",
+)
+"""Scores of many roots over all positions, and the true path of each: positions, tokens and its number of steps."""
+
+
 @torch.inference_mode()
-def _score(model: OrderModel, states: TraceStates, indices: Int64[np.ndarray, " n"], token_branches: bool) -> tuple[np.ndarray, ...]:
+def _score(model: OrderModel, states: TraceStates, indices: Int64[np.ndarray, " n"], token_branches: bool) -> _Arrays:
     batch, paths = states.batch(indices, DEPTHS)
     encoded = encode(batch, DEPTHS)
     device = next(model.parameters()).device
-    scores = model(*inputs(encoded, device))
-    chances = p_token(scores)
+    s = model(inputs(encoded, device))
+    chances = p_token(s)
     if not token_branches:
         chances[..., 1] = 0
-    parts = [chances, *(scores.base, scores.pair, scores.last, scores.gate_node, scores.gate_commit, scores.gate_position, scores.gate_out)]
-    arrays = [np.ascontiguousarray(p.float().cpu().numpy()) for p in parts]
-    return ((batch.status == MASKED), paths.look_ahead, *arrays, paths.positions, paths.tokens, (paths.kind >= 0).sum(axis=1))
+    order = (s.base, s.pair, s.last, s.gate_node, s.gate_commit, s.gate_position, s.gate_out)
+    moving = (s.sure, s.effect, s.known, s.known_root, s.dynamic, s.rounded)
+    arrays = [np.ascontiguousarray(part.float().cpu().numpy()) for part in (chances, *order, *moving)]
+    steps = (paths.kind >= 0).sum(axis=1)
+    return _Arrays._make((batch.status == MASKED, paths.look_ahead, *arrays, paths.positions, paths.tokens, steps))
 
 
 @njit(cache=True)
 @no_type_check
-def _run_block(
-    masked, look_ahead, chances, base, pair, last, gate_node, gate_commit, gate_position, gate_out, positions, tokens, known,
-    start, total, budget,
-):  # fmt: skip
+def _grow(a, row, budget):
+    """Grow one graph; return depth, reach, hashes and the true path's position indices and tokens (nodes only, not the block's end)."""
+    at = np.flatnonzero(a.masked[row])
+    place = np.zeros(a.masked.shape[1], np.int32)
+    place[at] = np.arange(len(at), dtype=np.int32)
+    _, _, _, depth, reach, _, hashes = grow_moving(
+        np.ascontiguousarray(a.look_ahead[row][:, at]), np.ascontiguousarray(a.p_token[row][:, at]),
+        np.ascontiguousarray(a.base[row][:, at]), np.ascontiguousarray(a.pair[row][at][:, at]),
+        np.ascontiguousarray(a.last[row][at][:, at]), a.gate_node, np.ascontiguousarray(a.gate_commit[row][at]),
+        np.ascontiguousarray(a.gate_position[row][at]), a.gate_out, np.ascontiguousarray(a.sure[row][:, at]),
+        np.ascontiguousarray(a.effect[row][at][:, at]), a.known[row][at], np.float64(a.known_root[row]),
+        np.ascontiguousarray(a.dynamic[row]), a.rounded[row] > 0, budget,
+    )  # fmt: skip
+    count = min(a.steps[row], len(at) - 1)
+    return depth, reach, hashes, place[a.positions[row, :count]], a.tokens[row, :count]
+
+
+@njit(cache=True)
+@no_type_check
+def _draft_each(a, budget):
+    """Return the transitions made and expected of one pass from every root."""
+    made, expected = np.zeros(len(a.masked), np.int64), np.zeros(len(a.masked))
+    for row in range(len(a.masked)):
+        _, reach, hashes, positions, tokens = _grow(a, row, budget)
+        made[row], expected[row] = 1 + walk(hashes, positions, tokens), reach.sum()
+    return made, expected
+
+
+@njit(cache=True)
+@no_type_check
+def _run_block(a, start, total, budget):
     """Return (passes, expected transitions) of one block of `total` transitions whose first state is row `start`."""
-    length = masked.shape[1]
     passes, expected = 1, 1.0
     t = 0  # transitions 0..t are done, the root is the state after them
-    place = np.zeros(length, np.int32)
     while t + 1 < total:
         passes += 1
         if t + 2 >= total:
             expected += 1.0
             break
-        row = start + t
-        at = np.flatnonzero(masked[row])
-        place[at] = np.arange(len(at), dtype=np.int32)
-        _, _, _, _, reach, _, hashes = grow_arrays(
-            np.ascontiguousarray(look_ahead[row][:, at]), np.ascontiguousarray(chances[row][:, at]),
-            np.ascontiguousarray(base[row][:, at]), np.ascontiguousarray(pair[row][at][:, at]), np.ascontiguousarray(last[row][at][:, at]),
-            gate_node, np.ascontiguousarray(gate_commit[row][at]), np.ascontiguousarray(gate_position[row][at]), gate_out, budget,
-        )  # fmt: skip
+        _, reach, hashes, positions, tokens = _grow(a, start + t, budget)
         expected += reach.sum()
-        count = min(known[row], total - t - 3 + 1)
-        accepted = walk(hashes, place[positions[row, :count]], tokens[row, :count])
-        t += 1 + accepted
+        t += 1 + walk(hashes, positions, tokens)
     return passes, expected
+
+
+@njit(cache=True)
+@no_type_check
+def _reach_block(a, start, total, budget, edges, counts):
+    """Add the nodes drafted in the passes of one block (see `_run_block`) to `counts`."""
+    t = 0
+    while t + 2 < total:
+        depth, reach, hashes, positions, tokens = _grow(a, start + t, budget)
+        codes = np.zeros(len(tokens) + 1, np.uint64)
+        for k in range(len(tokens)):
+            codes[k + 1] = codes[k] + _word(positions[k], tokens[k])
+        for node in range(1, len(reach)):
+            place_of = np.searchsorted(edges, reach[node], side="right") - 1
+            counts[place_of, 0] += 1
+            counts[place_of, 1] += reach[node]
+            counts[place_of, 2] += depth[node] <= len(tokens) and hashes[node] == codes[min(depth[node], len(tokens))]
+        t += 1 + walk(hashes, positions, tokens)

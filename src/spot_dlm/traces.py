@@ -85,12 +85,12 @@ class Traces:
     @property
     def settings(self) -> Sequence[Mapping[str, Any]]:
         """Decoding settings: rule (text), temperature, top_p, top_k, block_length, seed."""
-        return self.manifest["settings"]  # type: ignore[no-any-return]
+        return self.manifest["settings"]
 
     @property
     def prompts(self) -> Sequence[Mapping[str, Any]]:
         """Recorded prompts: id and family (empty where the file gave none)."""
-        return self.manifest["prompts"]  # type: ignore[no-any-return]
+        return self.manifest["prompts"]
 
     def offsets(self, table: str) -> np.ndarray:
         """Return where each entry's children begin in the finer table (one more entry than `table` has), e.g. rows of a state.
@@ -98,13 +98,14 @@ class Traces:
         Args:
             table: "sequence" (blocks), "block" (states), "state" (rows), "ahead" or "effect" (look-ahead and effect entries of a state).
         """
+        rows = self.state["rows"].astype(np.int64)
         counts = {
-            "sequence": lambda: self.sequence["blocks"],
-            "block": lambda: self.block["states"],
-            "state": lambda: self.state["rows"],
-            "ahead": lambda: self.state["ahead_depths"].astype(np.int64) * (self.state["rows"] - 1),
-            "effect": lambda: self.state["effect_rows"].astype(np.int64) * self.state["rows"],
-        }[table]()
+            "sequence": self.sequence["blocks"],
+            "block": self.block["states"],
+            "state": rows,
+            "ahead": self.state["ahead_depths"] * (rows - 1),
+            "effect": self.state["effect_rows"] * rows,
+        }[table]
         return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
     def setting_of_block(self) -> np.ndarray:
@@ -118,7 +119,7 @@ def write_shard(folder: Path, number: int, columns: Columns) -> None:
 
     def write(partial: Path) -> None:
         with partial.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, allow_pickle=False, **arrays)
 
     replace_file(shard_path(folder, number), write)
 
@@ -148,7 +149,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; record one with 'spot trace'")
     if not (folder / "manifest.json").exists():
-        raise ValueError(f"{folder}: no manifest.json: the recording is unfinished (run the same 'spot trace' again) or this is no trace folder")
+        raise ValueError(
+            f"{folder}: no manifest.json: the recording is unfinished (run the same 'spot trace' again) or this is no trace folder"
+        )
     return read_json(folder / "manifest.json", FORMAT)
 
 

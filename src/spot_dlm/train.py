@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spot_dlm.artifacts import replace_file
+from spot_dlm.checkpoint import copy_weights, resume
 from spot_dlm.drafter_files import save_order_model
 from spot_dlm.features import encode
 from spot_dlm.order_model import Kind, OrderConfig, OrderModel, inputs, path_scores
-from spot_dlm.simulate import simulate
+from spot_dlm.simulate import draft_outcomes
 from spot_dlm.trace_states import OTHER, Paths, TraceStates
 from spot_dlm.traces import Traces
 
@@ -31,6 +33,8 @@ VALIDATION_SHARE = 0.04
 MAX_VALIDATION_BLOCKS = 480
 BUDGETS = (8, 32)
 """Budgets at which a checkpoint is judged."""
+DEFAULTS: dict[Kind, dict[str, Any]] = {"order": {}, "linear": {"steps": 600, "adam_lr": 0.02, "eval_every": 100}}
+"""Where a kind's training differs from the defaults of TrainParams."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class TrainParams:
         depths: transitions predicted from every state.
         discount: weight of each further depth.
         token_weight: weight of the token loss.
+        drafted_share: share of the batches made of states at which a speculative recorder drafted (where there are any).
         muon_lr, adam_lr: learning rates of matrices and of the rest.
         decay: share of the steps with falling rate at the end.
         eval_every: steps between two evaluations, which also write the checkpoint.
@@ -60,6 +65,7 @@ class TrainParams:
     depths: int = 16
     discount: float = 0.93
     token_weight: float = 0.5
+    drafted_share: float = 0.7
     muon_lr: float = 0.01
     adam_lr: float = 2e-3
     decay: float = 0.5
@@ -71,7 +77,7 @@ class TrainParams:
         for name in ("steps", "positions", "depths", "eval_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("discount", "token_weight", "muon_lr", "adam_lr"):
+        for name in ("discount", "token_weight", "drafted_share", "muon_lr", "adam_lr"):
             if not 0 < getattr(self, name) <= 10:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0 and at most 10")
         if not 0 < self.decay <= 1:
@@ -112,6 +118,12 @@ def split_sequences(traces: Traces, seed: int) -> tuple[Int64[np.ndarray, " a"],
     return np.flatnonzero(~inside), np.flatnonzero(inside)
 
 
+def validation_blocks(states: TraceStates, seed: int) -> Int64[np.ndarray, " n"]:
+    """Return the blocks on which checkpoints are judged: MAX_VALIDATION_BLOCKS at most of the validation sequences."""
+    blocks = np.flatnonzero(np.isin(states.sequence_of_block, split_sequences(states.traces, seed)[1]))
+    return np.sort(np.random.default_rng([seed, 3]).permutation(blocks)[:MAX_VALIDATION_BLOCKS])
+
+
 class Batches:
     """Batches of training states as a pure function of (seed, step)."""
 
@@ -120,10 +132,15 @@ class Batches:
         indices = states.of_sequences(sequences)
         if not len(indices):
             raise ValueError("the traces hold no state with two masked positions after it; record longer answers or larger blocks")
-        lengths = states.lengths(indices)
-        self.groups = [(int(n), indices[lengths == n]) for n in np.unique(lengths)]
-        sizes = np.array([n * len(members) for n, members in self.groups], dtype=np.float64)
-        self.shares = sizes / sizes.sum()
+        drafted = np.isin(indices, states.drafted)
+        self.groups: list[tuple[int, Int64[np.ndarray, " n"]]] = []
+        shares: list[float] = []
+        for members, share in ((indices[drafted], params.drafted_share), (indices[~drafted], 1 - params.drafted_share)):
+            lengths = states.lengths(members) if len(members) else members
+            for length in np.unique(lengths):
+                self.groups.append((int(length), members[lengths == length]))
+                shares.append(share * length * len(self.groups[-1][1]) / max(1, lengths.sum()))
+        self.shares = np.array(shares) / sum(shares)
 
     def at(self, step: int) -> Int64[np.ndarray, " B"]:
         """Return the states of one step."""
@@ -138,7 +155,7 @@ def losses(model: OrderModel, states: TraceStates, indices: Int64[np.ndarray, " 
     encoded = encode(batch, params.depths)
     device = next(model.parameters()).device
     with torch.autocast(device.type, torch.bfloat16, enabled=params.bfloat16):
-        scores = model(*inputs(encoded, device))
+        scores = model(inputs(encoded, device))
     path = torch.from_numpy(paths.positions).to(device)
     total, remaining = path_scores(scores, path, torch.from_numpy(encoded.masked > 0).to(device))
     logp = total.masked_fill(~remaining, -torch.inf).log_softmax(dim=-1)
@@ -173,18 +190,21 @@ def build_optimizers(model: OrderModel, params: TrainParams) -> list[torch.optim
 
 
 def evaluate(model: OrderModel, states: TraceStates, blocks: Int64[np.ndarray, " n"]) -> dict[str, float]:
-    """Return held-out acceptance lengths; `score` is the geometric mean over BUDGETS and the recorded settings."""
+    """Return held-out transitions per draft, made and expected; `score` is the geometric mean over BUDGETS and the recorded settings.
+
+    Judged at the states where a speculative recorder drafted, or at every state of plainly decoded traces.
+    """
     model.eval()
+    inside = np.isin(states.block_of[states.indices], blocks)
+    drafted = np.isin(states.indices, states.drafted)
+    indices = states.indices[inside & drafted] if (inside & drafted).any() else states.indices[inside]
+    setting = states.setting_of_block[states.block_of[indices]]
     row: dict[str, float] = {}
     logs = []
-    outcome = simulate(model, states, blocks, BUDGETS)
-    for budget, result in outcome.items():
-        row[f"acceptance_{budget}"] = result.acceptance_length
-        row[f"expected_{budget}"] = result.expected_length
-        setting = states.setting_of_block[result.blocks]
+    for budget, (made, expected) in draft_outcomes(model, states, indices, BUDGETS).items():
+        row[f"acceptance_{budget}"], row[f"expected_{budget}"] = float(made.mean()), float(expected.mean())
         for number in np.unique(setting):
-            at = setting == number
-            length = float(result.transitions[at].sum() / result.passes[at].sum())
+            length = float(made[setting == number].mean())
             row[f"acceptance_{budget}_setting_{number}"] = length
             logs.append(np.log(length))
     model.train()
@@ -198,6 +218,7 @@ def train(
     config: OrderConfig | None = None,
     progress: Callable[[int, dict[str, float]], None] = lambda step, row: None,
     command: str = "",
+    device: torch.device | str = "cpu",
 ) -> dict[str, Any]:
     """Train, resuming an interrupted run in `out`, and write the drafter: its best checkpoint, training.json and the weights' config.
 
@@ -208,6 +229,7 @@ def train(
         config: sizes of the model.
         progress: called after every step with the losses, and with the evaluation where there was one.
         command: for the provenance.
+        device: of the model.
 
     Returns:
         What training.json holds: parameters, history, best step.
@@ -217,19 +239,17 @@ def train(
     """
     config = config or OrderConfig(kind=params.kind)
     states = TraceStates(traces)
-    training, validation = split_sequences(traces, params.seed)
-    batches = Batches(states, training, params)
-    blocks = np.flatnonzero(np.isin(states.sequence_of_block, validation))
-    blocks = np.sort(np.random.default_rng([params.seed, 3]).permutation(blocks)[:MAX_VALIDATION_BLOCKS])
+    batches = Batches(states, split_sequences(traces, params.seed)[0], params)
+    blocks = validation_blocks(states, params.seed)
     torch.manual_seed(params.seed)
-    model = OrderModel(config)
+    model = OrderModel(config).to(device)
     optimizers = build_optimizers(model, params)
     identity = {"params": asdict(params), "config": asdict(config), "traces": traces_id(traces)}
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = out / "checkpoint.pt"
-    step, history, best, seconds = 0, History(), _copy(model), 0.0
+    step, history, best, seconds = 0, History(), copy_weights(model), 0.0
     if checkpoint.exists():
-        step, history, best, seconds = _resume(checkpoint, identity, model, optimizers)
+        step, history.rows, best, seconds = resume(checkpoint, identity, model, optimizers)
     clock = time.perf_counter()
     sums = np.zeros(3)
     while step < params.steps:
@@ -253,12 +273,12 @@ def train(
             row = {"step": step, "order_loss": means[0], "token_loss": means[1], **evaluate(model, states, blocks)}
             sums[:] = 0
             if row["score"] > history.best:
-                best = _copy(model)
+                best = copy_weights(model)
             history.rows.append(row)
             elapsed = seconds + time.perf_counter() - clock
             state = {"step": step, "history": history.rows, "seconds": elapsed, "identity": json.dumps(identity)}
             tensors = {"model": model.state_dict(), "best": best, "optimizers": [o.state_dict() for o in optimizers]}
-            _save(checkpoint, state | tensors)
+            replace_file(checkpoint, partial(torch.save, state | tensors))
         progress(step, row)
     model.load_state_dict(best)
     best_row = max(history.rows, key=lambda r: r["score"])
@@ -282,28 +302,3 @@ def traces_id(traces: Traces) -> str:
     import hashlib
 
     return hashlib.sha256("".join(s["sha256"] for s in traces.manifest["shards"]).encode()).hexdigest()[:16]
-
-
-def _copy(model: OrderModel) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def _save(checkpoint: Path, state: dict[str, Any]) -> None:
-    replace_file(checkpoint, lambda partial: torch.save(state, partial))
-
-
-def _resume(
-    checkpoint: Path, identity: dict[str, Any], model: OrderModel, optimizers: list[torch.optim.Optimizer]
-) -> tuple[int, History, dict[str, Tensor], float]:
-    try:
-        state = torch.load(checkpoint, weights_only=True)
-        found = json.loads(state["identity"])
-    except Exception as error:
-        raise ValueError(f"{checkpoint}: damaged ({type(error).__name__}); delete it to start again") from error
-    different = [k for k in identity if json.dumps(found.get(k)) != json.dumps(identity[k])]
-    if different:
-        raise ValueError(f"{checkpoint}: belongs to a run with other {' and '.join(different)}; give another --out or delete it")
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    return state["step"], History(state["history"]), state["best"], state["seconds"]

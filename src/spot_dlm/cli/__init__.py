@@ -24,6 +24,7 @@ from spot_dlm.cli.generate import generate
 from spot_dlm.cli.info import info
 from spot_dlm.cli.show import COMMAND
 from spot_dlm.cli.trace import trace
+from spot_dlm.cli.train import train
 from spot_dlm.cli.verify import verify
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ for _command, _summary in (
     (info, "Show what a model is and what will be used."),
     (demo, "Decode one prompt of every family both ways and compare."),
     (trace, "Record standard decoding as traces."),
+    (train, "Train a drafter on traces."),
     (analyze, "Measure on traces what is known in advance: tokens, order, ties."),
 ):
     app.command(short_help=_summary)(_command)

@@ -55,7 +55,7 @@ def demo(
     params = o.decode_params(temperature=temperature, seed=seed, nodes=nodes)
     if number < 1:
         raise ValueError(f"--number {number} must be at least 1")
-    build_drafter(drafter)
+    drafter = build_drafter(drafter).name
     prompts = [_prompt(name, number) for name in FAMILY_TASKS]
     console = Console()
     target = o.open_target("shipped", o.TargetOptions(threads=threads))

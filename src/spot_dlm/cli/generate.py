@@ -45,6 +45,8 @@ def generate(
     drafter: o.DrafterName = o.DEFAULT_DRAFTER,
     nodes: o.Nodes = o.DEFAULT_NODES,
     graph: o.Graph = None,
+    drafter_file: o.DrafterFile = None,
+    transfer: o.Transfer = False,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,
     top_k: o.TopK = 0,
@@ -88,10 +90,12 @@ def generate(
     if out is not None and prompts is not None and out.is_file() and out.samefile(prompts):
         raise ValueError(f"--out {out} is the file of --prompts; give another --out")
     o.check_strict(strict, nodes)
-    guess = build_drafter(drafter, graph=graph)
+    files = o.DrafterFiles(graph, drafter_file, transfer)
+    build_drafter(drafter, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
     console = stderr_console()
     lines = _prompt_lines(prompt, prompts, console)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))
+    guess = o.open_drafter(drafter, target.spec, files, lambda text: console.print(f"spot: {text}", highlight=False))
     jobs = [prepare(target, line, params) for line in lines]
     settings = provenance(target, params) | {"drafter": guess.name, "nodes": nodes, "raw": raw, "strict": strict}
     with ExitStack() as stack:

@@ -14,6 +14,7 @@ from rich.text import Text
 import spot_dlm
 from spot_dlm.cli import options as o
 from spot_dlm.compare import rows_are_independent
+from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import Target
 from spot_dlm.targets.block_causal import BlockCausalTarget
 
@@ -67,7 +68,7 @@ def _facts(target: Target) -> dict[str, Any]:
         "device": str(spec.device),
         "threads": torch.get_num_threads(),
         "default": {
-            "drafter": o.DEFAULT_DRAFTER,
+            "drafter": build_drafter(o.DEFAULT_DRAFTER, spec=spec).name,
             "nodes": o.DEFAULT_NODES,
             "rule": o.DEFAULT_RULE,
             "max_new_tokens": o.MAX_NEW_TOKENS,

@@ -3,6 +3,7 @@
 Knows nothing of what the commands do. Example: `target = open_target("shipped", TargetOptions())`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, get_args
@@ -10,13 +11,13 @@ from typing import Annotated, get_args
 import torch
 import typer
 
-from spot_dlm.drafters import CALIBRATED, DRAFTERS
-from spot_dlm.interfaces import DecodeParams, Stop, Target
+from spot_dlm.drafters import AUTO, CALIBRATED, DRAFTERS, build_drafter, is_foreign
+from spot_dlm.interfaces import DecodeParams, Drafter, Stop, Target, TargetSpec
 from spot_dlm.rules import ALLOWED, parse_rule
 from spot_dlm.targets import SHIPPED, load_target
 from spot_dlm.transition import Sampling
 
-DEFAULT_DRAFTER = "chain"
+DEFAULT_DRAFTER = AUTO
 DEFAULT_NODES = DecodeParams().nodes
 DEFAULT_RULE = "standard"
 MAX_NEW_TOKENS = DecodeParams().max_new_tokens
@@ -24,7 +25,9 @@ MAX_NEW_TOKENS = DecodeParams().max_new_tokens
 _NAMES = " | ".join(DRAFTERS)
 _RULE_HELP = f"Unmask rule: {ALLOWED}."
 _NODES_HELP = "Rows of one target pass, the certain next state included; 1 = standard decoding."
-_DRAFTER_HELP = f"How future states are guessed: {_NAMES}. Never changes the answer."
+_DRAFTER_HELP = (
+    f"How future states are guessed: {_NAMES}; auto = order where it was trained on this model, else chain. Never changes the answer."
+)
 
 Model = Annotated[str, typer.Option("--model", help="'shipped', a checkpoint folder or a hub id (owner/name).")]
 DrafterName = Annotated[str, typer.Option("--drafter", help=_DRAFTER_HELP)]
@@ -33,6 +36,11 @@ Graph = Annotated[
     Path | None,
     typer.Option("--graph", metavar="FILE", help="Graph of the calibrated drafters (spot calibrate); default: the shipped model's."),
 ]
+DrafterFile = Annotated[
+    Path | None,
+    typer.Option("--drafter-file", metavar="DIR", help="Trained drafter for order and linear (spot train); default: the shipped model's."),
+]
+Transfer = Annotated[bool, typer.Option("--transfer", help="Use a drafter that was fitted on another model.")]
 Nodes = Annotated[int, typer.Option("--nodes", help=_NODES_HELP)]
 NodesList = Annotated[list[int], typer.Option("--nodes", help=f"{_NODES_HELP} Repeatable.")]
 Rule = Annotated[str, typer.Option("--rule", help=_RULE_HELP)]
@@ -75,6 +83,15 @@ class TargetOptions:
     strict: int = 1
 
 
+@dataclass(frozen=True)
+class DrafterFiles:
+    """Files given instead of the shipped ones, and whether a foreign one may be used."""
+
+    graph: Path | None = None
+    file: Path | None = None
+    transfer: bool = False
+
+
 def open_target(model: str, options: TargetOptions) -> Target:
     """Load a target and set the number of CPU threads.
 
@@ -91,6 +108,18 @@ def open_target(model: str, options: TargetOptions) -> Target:
     if threads is not None:
         torch.set_num_threads(threads)
     return load_target(model, device=options.device, dtype=options.dtype, use_template=not options.raw, padded_rows=options.strict)
+
+
+def open_drafter(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable[[str], None]) -> Drafter:
+    """Build a drafter for a target, and say so where it was fitted on another.
+
+    Raises:
+        ValueError: for an unknown name, a damaged file, or a foreign drafter without --transfer.
+    """
+    drafter = build_drafter(name, graph=files.graph, file=files.file, spec=spec, transfer=files.transfer)
+    if is_foreign(drafter, spec):
+        say(f"drafter {drafter.name} was fitted on another model and is used all the same (--transfer)")
+    return drafter
 
 
 def _check_device(name: str) -> None:

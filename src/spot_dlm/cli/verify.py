@@ -50,6 +50,8 @@ def verify(
     drafter: o.DrafterNames = [o.DEFAULT_DRAFTER],  # noqa: B006
     nodes: o.NodesList = [o.DEFAULT_NODES],  # noqa: B006
     graph: o.Graph = None,
+    drafter_file: o.DrafterFile = None,
+    transfer: o.Transfer = False,
     prompts: o.PromptsFile = None,
     task: Annotated[
         list[str] | None, typer.Option("--task", help="Packaged held-out prompts: a task's name. Repeatable; default: all families.")
@@ -99,11 +101,17 @@ def verify(
         raise ValueError(f"--limit {limit} must be at least 1")
     names = [d for name in drafter for d in (o.ALL_DRAFTERS if name == "all" else [name])]
     o.check_strict(strict, max(nodes))
-    drafters = [build_drafter(name, graph=graph) for name in dict.fromkeys(names)]
+    files = o.DrafterFiles(graph, drafter_file, transfer)
+    for name in names:
+        build_drafter(name, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
     budgets = list(dict.fromkeys(nodes))
     console = stderr_console()
     lines = _prompt_lines(prompts, task, limit, console)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))
+    built = [
+        o.open_drafter(n, target.spec, files, lambda text: console.print(f"spot: {text}", highlight=False)) for n in dict.fromkeys(names)
+    ]
+    drafters = list({d.name: d for d in built}.values())
     jobs = [prepare(target, line, params) for line in lines for params in reference_grid]
     jobs = list({(j.line.index, j.params): j for j in jobs}.values())
     cases: list[Case] = []

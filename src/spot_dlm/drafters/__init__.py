@@ -3,7 +3,20 @@
 from spot_dlm.drafters.calibrated import Calibrated
 from spot_dlm.drafters.chain import Chain
 from spot_dlm.drafters.left_to_right import LeftToRight
-from spot_dlm.drafters.registry import CALIBRATED, DRAFTERS, build_drafter
+from spot_dlm.drafters.order import Order
+from spot_dlm.drafters.registry import AUTO, CALIBRATED, DRAFTERS, FITTED, build_drafter, is_foreign
 from spot_dlm.drafters.root import Root
 
-__all__ = ["CALIBRATED", "DRAFTERS", "Calibrated", "Chain", "LeftToRight", "Root", "build_drafter"]
+__all__ = [
+    "AUTO",
+    "CALIBRATED",
+    "DRAFTERS",
+    "FITTED",
+    "Calibrated",
+    "Chain",
+    "LeftToRight",
+    "Order",
+    "Root",
+    "build_drafter",
+    "is_foreign",
+]
