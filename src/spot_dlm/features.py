@@ -80,12 +80,13 @@ class Encoded:
     rounded: Float32[np.ndarray, " B"]
 
 
-def live_state(context: DraftContext, depths: int) -> tuple[StateBatch, LookAhead]:
+def live_state(context: DraftContext, depths: int, with_effects: bool = True) -> tuple[StateBatch, LookAhead]:
     """Return the one state before a draft, and the look-ahead of the root's masked positions.
 
     Args:
         context: what is known before the pass.
         depths: steps to look ahead at T > 0 (at T = 0 one serves for all).
+        with_effects: read the last pass's nodes; False for models that make no use of them.
     """
     last, root = context.last, context.root
     length = len(root.canvas)
@@ -124,7 +125,7 @@ def live_state(context: DraftContext, depths: int) -> tuple[StateBatch, LookAhea
     temperature = np.array([context.sampling.temperature], dtype=np.float32)
     rounded = np.array([context.rule.resolution == "bfloat16"], dtype=np.int8)
     logp, log_rest, entropy, fine = dense.values()
-    effect, known = _live_effects(context, ahead)
+    effect, known = _live_effects(context, ahead) if with_effects else _no_effects(length)
     state = StateBatch(
         status,
         age,
@@ -158,10 +159,14 @@ def _live_effects(context: DraftContext, ahead: LookAhead) -> tuple[Float32[np.n
     """Return the effects that the block's passes have shown, where the token is still the one that would be committed."""
     canvas = context.last.before.canvas
     if context.graph is None or context.evaluated is None:
-        return np.zeros((1, len(canvas), len(canvas)), np.float32), np.zeros((1, len(canvas)), np.float32)
+        return _no_effects(len(canvas))
     advanced = context.root.step - int(context.graph.steps[0])
     effects = remember(context.memory, context.graph, context.evaluated, canvas, advanced)
     return select_effects(effects, context.last, ahead.tokens[0, :, 0])
+
+
+def _no_effects(length: int) -> tuple[Float32[np.ndarray, "1 L L"], Float32[np.ndarray, "1 L"]]:
+    return np.zeros((1, length, length), np.float32), np.zeros((1, length), np.float32)
 
 
 def select_effects(

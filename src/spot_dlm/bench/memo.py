@@ -1,7 +1,7 @@
 """A target that evaluates every state at most once: what makes a grid of drafters and budgets affordable.
 
 The walk reads only the rows of states that it visits, and those are the states of standard decoding, whose logits are known after
-the first run. Rows that nobody reads are never evaluated; a row that was not seen before is evaluated truly, alone, so a decoder
+the first run. Rows that nobody reads are never evaluated; rows that were not seen before are evaluated truly, so a decoder
 that leaves the standard trajectory is not covered up. Exact where a row's logits do not depend on the other rows, to the bit.
 
 Example: `memo = MemoTarget(target); generate(memo, prompt, Root()); generate(memo, prompt, Chain())`.
@@ -22,17 +22,17 @@ from spot_dlm.state import MASKED
 class RowsOnDemand(MaskedLogits):
     """Logits of N canvases of which a row is looked up or evaluated when it is asked for."""
 
-    def __init__(self, counts: Sequence[int], row: Callable[[int], Float[Tensor, "m V"]]) -> None:
-        self._counts, self._row = counts, row
+    def __init__(self, counts: Sequence[int], rows: Callable[[Sequence[int]], list[Float[Tensor, "m V"]]]) -> None:
+        self._counts, self._rows = counts, rows
 
     def of(self, row: int) -> Float[Tensor, "m V"]:
         """Return the logits of one canvas."""
-        return self._row(row)
+        return self._rows([row])[0]
 
     @property
     def packed(self) -> Float[Tensor, "M V"]:
-        """All rows, evaluated where they are not known."""
-        return torch.cat([self._row(i) for i in range(len(self._counts))])
+        """All rows, those that are not known evaluated together."""
+        return torch.cat(self._rows(range(len(self._counts))))
 
     @property
     def offsets(self) -> list[int]:
@@ -98,29 +98,30 @@ class MemoTarget:
         _noted(prefix).committed.append(token_ids.copy())
 
     def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> RowsOnDemand:
-        """Return logits that are looked up, or evaluated one row at a time, when they are read."""
+        """Return logits that are looked up, or evaluated, when they are read."""
         noted = _noted(prefix)
         key, at = noted.key, len(noted.committed)
 
-        def row(index: int) -> Float[Tensor, "m V"]:
-            canvas = canvases[index]
-            where = key, canvas.tobytes()
-            if where not in self._rows:
+        def rows(indices: Sequence[int]) -> list[Float[Tensor, "m V"]]:
+            wanted = [(key, canvases[i].tobytes()) for i in indices]
+            unknown = {where: i for where, i in zip(wanted, indices, strict=True) if where not in self._rows}
+            if unknown:
                 if len(noted.committed) != at:
                     raise RuntimeError("a row was read after its prefix had changed")
-                self._rows[where] = self._evaluate(noted, canvas)
-            return self._rows[where]
+                found = self._evaluate(noted, canvases[list(unknown.values())])
+                self._rows |= {where: found.of(n) for n, where in enumerate(unknown)}
+            return [self._rows[where] for where in wanted]
 
-        return RowsOnDemand((canvases == MASKED).sum(axis=1).tolist(), row)
+        return RowsOnDemand((canvases == MASKED).sum(axis=1).tolist(), rows)
 
-    def _evaluate(self, noted: MemoPrefix, canvas: Int64[np.ndarray, " L"]) -> Float[Tensor, "m V"]:
+    def _evaluate(self, noted: MemoPrefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
         if noted.own is None:
             noted.own = self._target.prefill(noted.prefilled, noted.block_length)
         for block in noted.committed[noted.num_own :]:
             self._target.commit(noted.own, block)
         noted.num_own = len(noted.committed)
-        self.evaluated += 1
-        return self._target.evaluate(noted.own, canvas[None]).of(0)
+        self.evaluated += len(canvases)
+        return self._target.evaluate(noted.own, canvases)
 
 
 def _noted(prefix: Prefix) -> MemoPrefix:

@@ -47,6 +47,6 @@ class Order:
         depths = min(budget, len(root.masked)) - 1
         if depths < 1:
             return DraftGraph.root_only(root)
-        batch, ahead = live_state(context, depths)
+        batch, ahead = live_state(context, depths, with_effects=self.name == "order")
         scores = self._scorer(encode(batch, depths), root.masked, ahead, self.token_branches)
         return grow(root, scores, budget)
