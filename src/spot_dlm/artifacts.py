@@ -10,6 +10,7 @@ import platform
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,9 @@ from spot_dlm.noise import NOISE_VERSION
 
 def provenance(spec: TargetSpec | None = None, command: str = "") -> dict[str, Any]:
     """Return what an artifact says of its origin: target and its hash, noise version, command, revision, library versions."""
-    from spot_dlm import __version__
-
     about: dict[str, Any] = {
         "command": command,
-        "spot_dlm": __version__,
+        "spot_dlm": version("spot-dlm"),
         "git_revision": _revision(),
         "torch": torch.__version__,
         "numpy": np.__version__,

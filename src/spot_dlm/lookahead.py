@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import no_type_check
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int, Int64
 from numba import njit
 
 from spot_dlm.noise import CoupledNoise
@@ -108,7 +108,7 @@ def _two_best(scores: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def decisive_rank(
-    fine: Float32[np.ndarray, "*shape"], positions: Int64[np.ndarray, "*shape"], rule: UnmaskRule
+    fine: Float32[np.ndarray, "*shape"], positions: Int[np.ndarray, "*shape"], rule: UnmaskRule
 ) -> Float32[np.ndarray, "*shape"]:
     """Return the number by which the rule orders positions (higher first, then the lower position), from unrounded ranking values."""
     if rule.select == "left_to_right":

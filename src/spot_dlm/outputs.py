@@ -59,6 +59,10 @@ def read_outputs(
     count = min(num_top, logits.shape[-1])
     logits = logits.float()
     top, ids = logits.topk(count, dim=-1)
+    if bool((top[:, 1:] == top[:, :-1]).any()):  # topk leaves the order of equal logits open
+        ids, order = ids.sort(dim=-1)
+        top, again = top.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+        ids = ids.gather(-1, again)
     gaps = (logits - top[:, :1]).clamp_(min=_FLOOR)
     odds = gaps.exp()
     total = odds.sum(dim=-1)
