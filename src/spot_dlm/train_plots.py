@@ -51,9 +51,12 @@ def report(traces: Traces, folder: Path, remark: Callable[[str], None] = lambda 
         remark("no figures: matplotlib is not installed (pip install 'spot-dlm[bench]')")
         return found
     for name, figure in figures.items():
-        png = _png(figure)
-        replace_file(folder / name, lambda partial, png=png: partial.write_bytes(png))
+        _write(folder / name, _png(figure))
     return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    replace_file(path, lambda partial: partial.write_bytes(content))
 
 
 def measure(model: OrderModel, states: TraceStates, blocks: Int64[np.ndarray, " n"]) -> dict[str, Any]:
