@@ -59,7 +59,7 @@ class TraceStates:
         out = np.empty(len(fine), dtype=np.float32)
         for number, entry in enumerate(self.traces.settings):
             at = setting == number
-            out[at] = decisive_rank(fine[at], positions[at], parse_rule(entry["rule"]))
+            out[at] = decisive_rank(fine[None, at], positions[None, at].astype(np.int64), parse_rule(entry["rule"]))[0]
         return out
 
     @cached_property

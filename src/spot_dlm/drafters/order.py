@@ -12,7 +12,7 @@ from functools import cached_property
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.drafter_files import OrderModelFile
 from spot_dlm.drafters.stale import stale_chain
-from spot_dlm.features import encode, live_state
+from spot_dlm.features import NUM_AHEAD, encode, live_state
 from spot_dlm.growth import grow
 from spot_dlm.interfaces import DraftContext
 from spot_dlm.order_inference import FastScorer
@@ -47,6 +47,7 @@ class Order:
         depths = min(budget, len(root.masked)) - 1
         if depths < 1:
             return DraftGraph.root_only(root)
-        batch, ahead = live_state(context, depths, with_effects=self.name == "order")
+        depths = max(depths, NUM_AHEAD)  # features look so far ahead whatever the budget
+        batch, ahead = live_state(context, min(depths, len(root.masked)), with_effects=self.name == "order")
         scores = self._scorer(encode(batch, depths), root.masked, ahead, self.token_branches)
         return grow(root, scores, budget)
