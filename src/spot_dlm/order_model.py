@@ -207,9 +207,10 @@ class OrderModel(nn.Module):
         linear, token, rounded = given.linear, given.token, given.rounded
         (size, depths, length), device = linear.shape[:3], linear.device
         distances = relative_distances(length).to(device)
-        base = self.linear(linear, rounded)
+        with torch.autocast(device.type, enabled=False):
+            base = self.linear(linear, rounded)
+            kinds = self.linear.token(token)
         pair, last = self.linear.pair[distances][None], self.linear.last[distances][None]
-        kinds = self.linear.token(token)
         if self.config.kind == "linear":
             none = linear.new_zeros(size, length, 0)
             shape = (size, length, length)

@@ -70,7 +70,7 @@ def train(
     chosen: dict[str, Any] = training.DEFAULTS[kind] | {"kind": kind, "seed": seed, "positions": positions}  # type: ignore[index]
     chosen |= {k: v for k, v in (("steps", steps), ("eval_every", eval_every)) if v is not None}
     if bfloat16 is None:
-        bfloat16 = bool(saved[1]["bfloat16"]) if saved else bfloat16_is_faster(place)
+        bfloat16 = bool(saved[1]["bfloat16"]) if saved else kind == "order" and bfloat16_is_faster(place)
     params = training.TrainParams(**chosen, bfloat16=bfloat16)
     done = saved[0] if saved else 0
     state = f"continues at step {done} of {params.steps}" if done else f"{params.steps} steps"
