@@ -87,13 +87,16 @@ class FastScorer:
         return self._relative[length]
 
     @torch.inference_mode()
-    def __call__(self, encoded: Encoded, masked: Int64[np.ndarray, " m"], ahead: LookAhead, token_branches: bool = True) -> OrderScores:
+    def __call__(
+        self, encoded: Encoded, masked: Int64[np.ndarray, " m"], ahead: LookAhead, token_branches: bool = True, bonus: float = 0.0
+    ) -> OrderScores:
         """Return the scores of one root's masked positions.
 
         Args:
             encoded: features of one state (batch size 1).
             masked: masked positions of the root.
             ahead: the look-ahead at these positions.
+            bonus: see `growth.Moving`.
             token_branches: give second-best tokens their probability, else none.
         """
         depths, length = encoded.linear.shape[1:3]
@@ -121,7 +124,7 @@ class FastScorer:
             rounded = bool(encoded.rounded[0])
             dynamic = self.dynamic[0] + self.dynamic[1] if rounded else self.dynamic[0]
             sure, known = encoded.sure[0].take(masked, axis=1), encoded.known[0][masked]
-            moving = Moving(sure, np.ascontiguousarray(effect, np.float32), known, float(encoded.known_root[0]), dynamic, rounded)
+            moving = Moving(sure, np.ascontiguousarray(effect, np.float32), known, float(encoded.known_root[0]), dynamic, rounded, bonus)
             mixed = (token.view(-1, token.shape[-1]) @ self.token_in).view(depths, count, -1)
             by_place = self.token_depth[:depths] if deep else self.token_depth[torch.from_numpy(which)]
             mixed.add_(by_place[:, None]).add_(parts[7])

@@ -129,6 +129,7 @@ class Layer(nn.Module):
     def __init__(self, config: OrderConfig) -> None:
         super().__init__()
         self.heads = config.heads
+        self.dropout = 0.0
         self.attention_norm = nn.LayerNorm(config.width)
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width, bias=False)
@@ -147,8 +148,11 @@ class Layer(nn.Module):
         bias = self.distance[:, distances].to(query.dtype)
         weights = (query @ key.transpose(-1, -2)) * (width // self.heads) ** -0.5 + bias
         mixed = weights.softmax(dim=-1).to(value.dtype) @ value
-        x = x + self.out(mixed.transpose(1, 2).reshape(size, length, width))
-        return x + self.down(functional.relu(self.up(self.feed_norm(x))))
+        x = x + self._drop(self.out(mixed.transpose(1, 2).reshape(size, length, width)))
+        return x + self._drop(self.down(functional.relu(self.up(self.feed_norm(x)))))
+
+    def _drop(self, x: Float[Tensor, "B L W"]) -> Float[Tensor, "B L W"]:
+        return functional.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
 class OrderModel(nn.Module):

@@ -168,13 +168,19 @@ def _gather(
                 for r in range(rows[t], rows[t + 1]):
                     past[b, back, row_position[r]] = row_fine[r]
         num = 0
-        if effect_rows[s] > 0:
-            at = effects[s]
-            for r in range(rows[s], rows[s + 1]):
-                known[b, row_position[r]] = row_known[r]
-                for q in range(rows[s], rows[s + 1]):
+        drafted = s
+        while drafted > first_state[b] and effect_rows[drafted] == 0:
+            drafted -= 1  # between two drafts: what was known at the earlier one, further away by now
+        if effect_rows[drafted] > 0:
+            at = effects[drafted]
+            for r in range(rows[drafted], rows[drafted + 1]):
+                if row_known[r] > 0:
+                    known[b, row_position[r]] = 1.0 / (1.0 / row_known[r] + 0.1 * (s - drafted))
+                for q in range(rows[drafted], rows[drafted + 1]):
                     effect[b, row_position[r], row_position[q]] = effect_value[at]
                     at += 1
+            for t in range(drafted, s):
+                known[b, commit_position[t]] = 0.0
         for r in range(rows[s], rows[s + 1]):
             p = row_position[r]
             logp[b, p] = row_logp[r]

@@ -155,6 +155,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return read_json(folder / "manifest.json", FORMAT)
 
 
+def join_traces(parts: Sequence[Traces]) -> Traces:
+    """Return several recordings as one; prompts and settings are numbered on, the manifest is the first one's with all shards."""
+    if len(parts) == 1:
+        return parts[0]
+    tables = {name: {c: np.concatenate([getattr(p, name)[c] for p in parts]) for c in columns} for name, columns in COLUMNS.items()}
+    for column, counts in (("prompt", [len(p.prompts) for p in parts]), ("setting", [len(p.settings) for p in parts])):
+        shift = np.repeat(np.cumsum([0, *counts[:-1]]), [len(p.sequence[column]) for p in parts])
+        tables["sequence"][column] = (tables["sequence"][column] + shift).astype(COLUMNS["sequence"][column][0])
+    lists = {key: [entry for p in parts for entry in p.manifest[key]] for key in ("prompts", "settings", "shards")}
+    return Traces({**parts[0].manifest, **lists}, **tables)
+
+
 def read_traces(folder: Path, check: bool = True) -> Traces:
     """Read and join all shards of a finished recording.
 

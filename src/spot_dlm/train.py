@@ -24,7 +24,7 @@ from spot_dlm.artifacts import replace_file
 from spot_dlm.checkpoint import copy_weights, resume
 from spot_dlm.drafter_files import save_order_model
 from spot_dlm.features import encode
-from spot_dlm.order_model import Kind, OrderConfig, OrderModel, inputs, path_scores
+from spot_dlm.order_model import Kind, Layer, OrderConfig, OrderModel, inputs, path_scores
 from spot_dlm.simulate import draft_outcomes
 from spot_dlm.trace_states import OTHER, Paths, TraceStates
 from spot_dlm.traces import Traces
@@ -49,6 +49,7 @@ class TrainParams:
         discount: weight of each further depth.
         token_weight: weight of the token loss.
         drafted_share: share of the batches made of states at which a speculative recorder drafted (where there are any).
+        dropout: share of every layer's outputs left out.
         muon_lr, adam_lr: learning rates of matrices and of the rest.
         decay: share of the steps with falling rate at the end.
         eval_every: steps between two evaluations, which also write the checkpoint.
@@ -65,7 +66,8 @@ class TrainParams:
     depths: int = 16
     discount: float = 0.93
     token_weight: float = 0.5
-    drafted_share: float = 0.7
+    drafted_share: float = 0.6
+    dropout: float = 0.1
     muon_lr: float = 0.01
     adam_lr: float = 2e-3
     decay: float = 0.5
@@ -80,6 +82,8 @@ class TrainParams:
         for name in ("discount", "token_weight", "drafted_share", "muon_lr", "adam_lr"):
             if not 0 < getattr(self, name) <= 10:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0 and at most 10")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay={self.decay} must be above 0 and at most 1")
 
@@ -243,6 +247,9 @@ def train(
     blocks = validation_blocks(states, params.seed)
     torch.manual_seed(params.seed)
     model = OrderModel(config).to(device)
+    for layer in model.modules():
+        if isinstance(layer, Layer):
+            layer.dropout = params.dropout
     optimizers = build_optimizers(model, params)
     identity = {"params": asdict(params), "config": asdict(config), "traces": traces_id(traces)}
     out.mkdir(parents=True, exist_ok=True)
@@ -257,6 +264,7 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = group["full_lr"] * params.rate(step)
             optimizer.zero_grad(set_to_none=True)
+        torch.manual_seed(hash((params.seed, step)) % 2**63)
         order, token = losses(model, states, batches.at(step), params)
         loss = order + params.token_weight * token
         if not torch.isfinite(loss):

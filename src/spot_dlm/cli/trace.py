@@ -21,6 +21,7 @@ from spot_dlm.cli import options as o
 from spot_dlm.cli.generate import prepare
 from spot_dlm.cli.jsonl import KNOWN, PromptLine, read_prompts
 from spot_dlm.cli.show import COMMAND, stderr_console
+from spot_dlm.drafter_files import load_order_model
 from spot_dlm.interfaces import Target
 from spot_dlm.record import Recording, TraceSetting, record
 from spot_dlm.tasks import load_prompts
@@ -48,6 +49,12 @@ def trace(
     max_new_tokens: o.MaxNewTokens = o.MAX_NEW_TOKENS,
     seed: o.Seed = 0,
     spread: Annotated[bool, typer.Option("--spread", help="Decode every prompt in one setting only, in turn, not in all of them.")] = False,
+    drafter_file: Annotated[
+        Path | None,
+        typer.Option("--drafter-file", metavar="DIR", help="Record by speculative decoding with this drafter ('spot train'): same steps, "
+                     "and what its passes show of the effects of commits, which training makes use of."),
+    ] = None,
+    nodes: Annotated[list[int], typer.Option("--nodes", help="Its budgets, in turn. Repeatable.")] = [8, 16, 32],  # noqa: B006
     workers: Annotated[int, typer.Option("--workers", help="Processes, each with its own copy of the model.")] = 1,
     threads: Annotated[int, typer.Option("--threads", help="CPU threads of each process.")] = 1,
     dtype: o.Dtype = None,
@@ -63,6 +70,8 @@ def trace(
 
     The same command continues after an interruption: finished shards (64 sequences each) are kept.
 
+    With --drafter-file a trained drafter decodes speculatively: the steps are the same, by the promise of this program.
+
     \b
     Examples:
       spot trace --prompts prompts.jsonl --temperature 0 --temperature 1 --rule standard --rule bfloat16 --out traces
@@ -76,6 +85,10 @@ def trace(
     for name, value in (("limit", limit), ("workers", workers)):
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} must be at least 1")
+    if min(nodes) < 2:
+        raise ValueError(f"--nodes {min(nodes)} must be at least 2")
+    if drafter_file is not None:
+        load_order_model(drafter_file)
     console = stderr_console()
     lines, families = _prompt_lines(prompts, task, limit, console)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw))
@@ -86,6 +99,7 @@ def trace(
     recording = Recording(
         model, [_row(line, family) for line, family in zip(lines, families, strict=True)], settings, seed, spread,
         load_options={k: v for k, v in load_options.items() if v is not None},
+        drafter=None if drafter_file is None else str(drafter_file), nodes=tuple(nodes),
     )  # fmt: skip
     needed, free = recording.estimated_bytes(target.spec.block_length, out), _free_bytes(out)
     total = len(recording.jobs)

@@ -21,7 +21,7 @@ from spot_dlm.checkpoint import interrupted_run
 from spot_dlm.cli import options as o
 from spot_dlm.cli.show import COMMAND, stderr_console
 from spot_dlm.order_model import Kind
-from spot_dlm.traces import read_traces
+from spot_dlm.traces import join_traces, read_traces
 from spot_dlm.train_plots import report
 from spot_dlm.workers import exclusive
 
@@ -31,7 +31,7 @@ _DEFAULT_STEPS = ", ".join(f"{training.DEFAULTS[k].get('steps', training.TrainPa
 
 
 def train(
-    traces: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of finished traces ('spot trace').")],
+    traces: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of finished traces ('spot trace').")],
     out: Annotated[Path, typer.Option("--out", metavar="DRAFTER", help="Folder of the drafter; a second run continues it.")],
     kind: Annotated[str, typer.Option("--kind", help="'order': the network; 'linear': one weight per feature.")] = "order",
     steps: Annotated[int | None, typer.Option("--steps", help=f"Optimizer steps; default: {_DEFAULT_STEPS}.")] = None,
@@ -52,9 +52,13 @@ def train(
     (realised) and how many the drafter promised (expected), with 8 and 32 nodes. DRAFTER gets config.json, model.safetensors,
     training.json and two figures. The last line on stdout is one JSON document. The same command continues after an interruption.
 
+    A drafter for use is trained twice: on plain traces, then on traces that the first drafter recorded, which show what a decoder
+    learns from the nodes of its passes ('spot trace --drafter-file').
+
     \b
     Examples:
-      spot train traces --out drafter
+      spot train traces --out first --steps 1000
+      spot trace --prompts prompts.jsonl --drafter-file first --out more && spot train more --out drafter
       spot train traces --out linear --kind linear
     """
     if kind not in get_args(Kind):
@@ -65,7 +69,7 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     console, place = stderr_console(), _device(device)
-    recorded = read_traces(traces)
+    recorded = join_traces([read_traces(folder) for folder in dict.fromkeys(traces)])
     saved = _saved_run(out)
     chosen: dict[str, Any] = training.DEFAULTS[kind] | {"kind": kind, "seed": seed, "positions": positions}  # type: ignore[index]
     chosen |= {k: v for k, v in (("steps", steps), ("eval_every", eval_every)) if v is not None}
