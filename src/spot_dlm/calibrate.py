@@ -6,22 +6,23 @@ rank pairs in the distributions of s: a formula. Knows nothing of targets and of
 Example: `write_graphs(path, calibrate(read_traces(folder), nodes=96))`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Float32, Int64
 
-from spot_dlm.lookahead import rule_order
-from spot_dlm.rank_graph import MAX_TOKENS, GraphKey, GraphTable, Node, RankGraph
+from spot_dlm.lookahead import decisive_rank
+from spot_dlm.rank_graph import MAX_TOKENS, GraphKey, GraphTable, Node, RankGraph, chain_order
 from spot_dlm.rules import describe, parse_rule
 from spot_dlm.traces import Traces
 from spot_dlm.transition import UnmaskRule
 
 DEFAULT_NODES = 96
 DEFAULT_DEPTH = 16
+CHUNK = 8192
+"""States read at a time."""
 Selection = Literal["reach", "count"]
 
 
@@ -66,9 +67,14 @@ def calibrate(
             graphs[key] = build_graph(formulas, nodes, selection)
     if not graphs:
         raise ValueError("the traces hold no state with two masked positions: nothing to calibrate")
-    copied = {k: traces.manifest[k] for k in ("target", "seed", "prompts_hash") if k in traces.manifest}
+    return GraphTable(graphs, origin(traces, depth, limit_prompts, selection))
+
+
+def origin(traces: Traces, depth: int, limit_prompts: int | None, selection: Selection) -> dict[str, Any]:
+    """Return what a graph file says of its traces and of the calibration."""
+    about = {k: traces.manifest[k] for k in ("target", "seed", "prompts_hash") if k in traces.manifest}
     prompts = len(traces.prompts) if limit_prompts is None else min(limit_prompts, len(traces.prompts))
-    return GraphTable(graphs, copied | {"prompts": prompts, "depth": depth, "selection": selection})
+    return about | {"prompts": prompts, "depth": depth, "selection": selection}
 
 
 def all_formulas(traces: Traces, depth: int, limit_prompts: int | None = None) -> Iterator[tuple[GraphKey, Formulas]]:
@@ -84,71 +90,102 @@ def all_formulas(traces: Traces, depth: int, limit_prompts: int | None = None) -
         states = np.flatnonzero(np.repeat(of_block, traces.block["states"]))
         for coupled in (True, False) if sampled else (True,):
             key = GraphKey(rule, sampled, coupled, length)
-            yield key, read_formulas(traces, states, parse_rule(rule), depth, length, sampled and coupled, sampled)
+            yield key, read_formulas(traces, states, parse_rule(rule), depth, length, sampled, coupled)
 
 
 def read_formulas(
-    traces: Traces, states: Int64[np.ndarray, " S"], rule: UnmaskRule, depth: int, length: int, coupled: bool, sampled: bool
+    traces: Traces, states: Int64[np.ndarray, " S"], rule: UnmaskRule, depth: int, length: int, sampled: bool, coupled: bool
 ) -> Formulas:
-    """Return the formulas of the successors of `states`; roots with fewer than two masked positions are left out."""
+    """Return the formulas of the successors of `states`; roots with fewer than two masked positions are left out.
+
+    Args:
+        traces: what was recorded.
+        states: numbers of states.
+        rule: the rule they were decoded by.
+        depth: commits to look ahead.
+        length: block length.
+        sampled: whether tokens were drawn (temperature > 0).
+        coupled: rank and name tokens by the noise of later steps; without effect unless sampled.
+    """
+    reader = _Reader(traces, rule, depth, length, sampled, sampled and coupled)
     states = states[traces.state["rows"][states] > 2]
-    row_offsets, rows = traces.offsets("state"), traces.state["rows"].astype(np.int64)
-    block_of = np.repeat(np.arange(len(traces.block["states"])), traces.block["states"])
-    count = len(states)
-    own = np.repeat(np.arange(count), rows[states])
-    at = _ranges(row_offsets[states], rows[states])
-    position = traces.row["position"][at].astype(np.int64)
-    in_root = position != traces.state["commit_position"][states][own]
-    own, at, position = own[in_root], at[in_root], position[in_root]
-    nth = _ranges(np.zeros(count, dtype=np.int64), rows[states] - 1)
-
-    ahead_offsets = traces.offsets("ahead")[states]
-    if coupled:
-        fine_of_row = traces.ahead["fine"][ahead_offsets[own] + nth, 0]
-    elif sampled and rule.confidence == "probability":
-        fine_of_row = traces.row["logp"][at, 0]
-    else:
-        fine_of_row = traces.row["fine"][at]
-    fine = np.full((count, length), -np.inf, dtype=np.float32)
-    fine[own, position] = fine_of_row
-    rank = ranks(fine, np.isfinite(fine), rule)
-    number = np.full((count, length), -1, dtype=np.int64)
-    number[own, position] = nth
-    row_of = np.full((count, length), -1, dtype=np.int64)
-    row_of[own, position] = at
-
-    remaining = rows[states] - 1
-    codes = np.full((count, depth), -1, dtype=np.int64)
-    known = np.ones(count, dtype=bool)
-    last = len(block_of) - 1
-    everyone = np.arange(count)
-    for k in range(1, depth + 1):
-        later = np.minimum(states + k, last)
-        known &= (k < remaining) & (states + k <= last) & (block_of[later] == block_of[states])
-        if coupled:
-            known &= traces.state["ahead_depths"][states] >= k
-        who = everyone[known]
-        committed = traces.state["commit_position"][later[who]].astype(np.int64)
-        if coupled:
-            entry = ahead_offsets[who] + (k - 1) * remaining[who] + number[who, committed]
-            tokens = traces.ahead["tokens"][entry]
-        else:
-            tokens = traces.row["ids"][row_of[who, committed]]
-        equal = tokens == traces.state["commit_token"][later[who]][:, None]
-        code = rank[who, committed] * MAX_TOKENS + equal.argmax(axis=1)
-        codes[who, k - 1] = np.where(equal.any(axis=1), code, -1)
-        known[who] = equal.any(axis=1)
-    return Formulas(codes)
+    parts = [reader.read(states[at : at + CHUNK]) for at in range(0, len(states), CHUNK)]
+    return Formulas(np.concatenate([np.empty((0, depth), dtype=np.int64), *parts]))
 
 
-def ranks(fine: np.ndarray, masked: Bool[np.ndarray, "S L"], rule: UnmaskRule) -> Int64[np.ndarray, "S L"]:
-    """Return each masked position's place (0 = first) among its row's masked positions in the order the rule would commit in."""
-    size = fine.shape[1]
-    places = rule_order(fine, np.arange(size), rule) + np.where(masked, 0, size)
-    order = np.argsort(places, axis=1, kind="stable")
-    found = np.empty_like(order)
-    np.put_along_axis(found, order, np.broadcast_to(np.arange(size), order.shape), axis=1)
-    return found
+class _Reader:
+    """Reads the formulas of some states at a time, positions padded to the block length."""
+
+    def __init__(self, traces: Traces, rule: UnmaskRule, depth: int, length: int, sampled: bool, coupled: bool) -> None:
+        self._traces, self._rule, self._depth, self._length = traces, rule, depth, length
+        self._sampled, self._coupled = sampled, coupled
+        self._rows = traces.state["rows"].astype(np.int64)
+        self._row_offsets, self._ahead_offsets = traces.offsets("state"), traces.offsets("ahead")
+        self._block_of = np.repeat(np.arange(len(traces.block["states"])), traces.block["states"])
+
+    def read(self, states: Int64[np.ndarray, " S"]) -> Int64[np.ndarray, "S K"]:
+        """Return the codes of each state's successor."""
+        traces, count, shape = self._traces, len(states), (len(states), self._length)
+        own = np.repeat(np.arange(count), self._rows[states])
+        row = _ranges(self._row_offsets[states], self._rows[states])
+        position = traces.row["position"][row].astype(np.int64)
+        in_root = position != traces.state["commit_position"][states][own]
+        own, row, position = own[in_root], row[in_root], position[in_root]
+        remaining = self._rows[states] - 1
+        nth = _ranges(np.zeros(count, dtype=np.int64), remaining)
+        row_of, nth_of = np.full(shape, -1), np.full(shape, -1)
+        row_of[own, position], nth_of[own, position] = row, nth
+        rank = self._ranks(states, own, position, row, nth, shape)
+
+        codes = np.full((count, self._depth), -1, dtype=np.int64)
+        known, last = np.ones(count, dtype=bool), len(self._block_of) - 1
+        for k in range(1, self._depth + 1):
+            later = np.minimum(states + k, last)
+            known &= (k < remaining) & (later == states + k) & (self._block_of[later] == self._block_of[states])
+            if self._coupled:
+                known &= traces.state["ahead_depths"][states] >= k
+            who = np.flatnonzero(known)
+            committed = traces.state["commit_position"][later[who]].astype(np.int64)
+            if self._coupled:
+                entry = self._ahead_offsets[states[who]] + (k - 1) * remaining[who] + nth_of[who, committed]
+                tokens = traces.ahead["tokens"][entry]
+            else:
+                tokens = traces.row["ids"][row_of[who, committed]]
+            equal = tokens == traces.state["commit_token"][later[who]][:, None]
+            known[who] = equal.any(axis=1)
+            codes[who, k - 1] = np.where(known[who], rank[who, committed] * MAX_TOKENS + equal.argmax(axis=1), -1)
+        return codes
+
+    def _ranks(
+        self,
+        states: Int64[np.ndarray, " S"],
+        own: Int64[np.ndarray, " R"],
+        position: Int64[np.ndarray, " R"],
+        row: Int64[np.ndarray, " R"],
+        nth: Int64[np.ndarray, " R"],
+        shape: tuple[int, int],
+    ) -> Int64[np.ndarray, "S L"]:
+        """Return the rank (from 0) of every position masked in the root."""
+        traces, count = self._traces, len(states)
+        by_best = self._sampled and self._rule.confidence == "probability"
+        rest, masked = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=bool)
+        rest[own, position] = self._decisive(traces.row["logp"][row, 0] if by_best else traces.row["fine"][row], position)
+        masked[own, position] = True
+        depths = traces.state["ahead_depths"][states].astype(np.int64)
+        deepest = min(self._depth, int(depths.max(initial=0))) if self._coupled else 0
+        by_depth = np.zeros((count, deepest, shape[1]), dtype=np.float32)
+        for d in range(deepest):
+            at = depths[own] > d
+            entry = self._ahead_offsets[states[own[at]]] + d * (self._rows[states[own[at]]] - 1) + nth[at]
+            by_depth[own[at], d, position[at]] = self._decisive(traces.ahead["fine"][entry, 0], position[at])
+        order = chain_order(by_depth, rest, masked)
+        at = np.argwhere(order >= 0)
+        rank = np.full(shape, -1)
+        rank[at[:, 0], order[order >= 0]] = at[:, 1]
+        return rank
+
+    def _decisive(self, fine: Float32[np.ndarray, " R"], position: Int64[np.ndarray, " R"]) -> Float32[np.ndarray, " R"]:
+        return decisive_rank(fine, position, self._rule)
 
 
 def _ranges(starts: Int64[np.ndarray, " S"], sizes: Int64[np.ndarray, " S"]) -> Int64[np.ndarray, " R"]:
@@ -227,54 +264,20 @@ def _pairs(codes: Int64[np.ndarray, " k"]) -> Node:
     return tuple((code // MAX_TOKENS + 1, code % MAX_TOKENS + 1) for code in codes.tolist())
 
 
-def accepted(formulas: Formulas, graph: RankGraph) -> Int64[np.ndarray, " S"]:
-    """Return how many guesses of `graph` the walk from each root accepts: what an offline evaluation of a graph adds up."""
-    known = {frozenset(node) for node in graph.nodes}
-    lengths = formulas.lengths
-    found = np.zeros(len(lengths), dtype=np.int64)
-    for number, (row, length) in enumerate(zip(formulas.codes, lengths.tolist(), strict=True)):
-        pairs = _pairs(row[:length])
-        while found[number] < length and frozenset(pairs[: found[number] + 1]) in known:
-            found[number] += 1
-    return found
+def accepted(formulas: Formulas, graph: RankGraph) -> Int64[np.ndarray, "S K"]:
+    """Return how many first nodes of the graph each root needs to accept 1, 2, ... guesses; len(graph) + 1: it never does."""
+    known = {frozenset(node): n for n, node in enumerate(graph.nodes, 1)}
+    needed = np.full(formulas.codes.shape, len(graph) + 1, dtype=np.int64)
+    seen: dict[tuple[int, ...], list[int]] = {}
+    for row, (codes, length) in enumerate(zip(formulas.codes.tolist(), formulas.lengths.tolist(), strict=True)):
+        path = tuple(codes[:length])
+        if path not in seen:
+            pairs = _pairs(formulas.codes[row, :length])
+            seen[path] = [known.get(frozenset(pairs[:k]), len(graph) + 1) for k in range(1, length + 1)]
+        needed[row, :length] = seen[path]
+    return np.maximum.accumulate(needed, axis=1)
 
 
-def draw(table: GraphTable, path: Path, nodes: int = 31) -> None:
-    """Draw the first nodes of every graph by level, shaded by the share of states from which they were seen."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    count = len(table.graphs)
-    columns = min(count, 2)
-    figure, axes = pyplot.subplots(-(-count // columns), columns, figsize=(9 * columns, 4 * -(-count // columns)), squeeze=False)
-    for axis in axes.flat[count:]:
-        axis.set_axis_off()
-    for axis, (key, whole) in zip(axes.flat, table.graphs.items(), strict=False):
-        graph = whole.first(nodes)
-        levels = np.concatenate(([0], graph.levels))
-        width = np.bincount(levels)
-        across = np.zeros(len(levels))
-        for level in range(len(width)):
-            across[levels == level] = (np.arange(width[level]) + 0.5) / width[level]
-        share = np.concatenate(([1.0], np.array(graph.counts) / max(graph.states, 1)))
-        for parent, child in graph.edges.tolist():
-            axis.plot(levels[[parent, child]], across[[parent, child]], color="0.8", linewidth=0.7, zorder=1)
-        axis.scatter(levels, across, c=share, cmap="viridis", vmin=0, vmax=1, s=60, zorder=2)
-        for number, node in enumerate(graph.nodes, 1):
-            axis.annotate(
-                f"{_label(node)}\n{share[number]:.0%}", (levels[number], across[number]), fontsize=5, ha="center", va="center", zorder=3
-            )
-        axis.set(title=str(key), xlabel="commits after the certain next state", yticks=[])
-    figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=110)
-    except ValueError as error:
-        raise ValueError(f"{path}: cannot be drawn ({error})") from error
-    finally:
-        pyplot.close(figure)
-
-
-def _label(node: Sequence[tuple[int, int]]) -> str:
-    return ",".join(f"{i}{'b' * (j - 1)}" for i, j in sorted(node))
+def per_pass(needed: Int64[np.ndarray, "S K"], budget: int) -> float:
+    """Return the mean commits per pass of N nodes, the certain next state included, on the roots that `accepted` was given."""
+    return float(1 + (needed < budget).sum(axis=1).mean())

@@ -1,6 +1,7 @@
 """The calibrated draft graph of Spiffy (arXiv 2509.18085) as a value: which sets of stale ranks the target is likely to commit next.
 
 A node is a set of rank pairs (i, j): the position that the rule would commit i-th by the stale distributions, with its j-th best token.
+Published, both are those of the distribution itself; coupled, those that the known noise of later steps would give.
 Nodes stand in the order in which calibration chose them and every prefix is connected, so the first N - 1 ARE the graph calibrated
 for N - 1 nodes. A file holds one graph for every setting. Knows nothing of traces, targets and states.
 
@@ -11,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, no_type_check
 
 import numpy as np
 from jaxtyping import Int64
+from numba import njit
 
 from spot_dlm.artifacts import read_json, write_json
 
@@ -24,6 +26,34 @@ MAX_TOKENS = 2
 
 Pair = tuple[int, int]
 Node = tuple[Pair, ...]
+
+
+@njit(cache=True)
+@no_type_check
+def chain_order(by_depth: np.ndarray, rest: np.ndarray, masked: np.ndarray) -> np.ndarray:
+    """Return order[s, i], the position of rank i (from 0): what the rule would commit i-th if the last distributions still held; -1 beyond.
+
+    At temperature > 0 the noise of the i-th step decides; where its look-ahead ends, and in the published form, the best tokens do.
+
+    Args:
+        by_depth: [S, D, m] what the rule orders positions by (`decisive_rank`) at D depths, highest first, ties to the lower position.
+        rest: [S, m] the same for every later rank.
+        masked: [S, m] positions that are ranked.
+    """
+    order = np.full(rest.shape, -1, dtype=np.int64)
+    for s in range(rest.shape[0]):
+        left = masked[s].copy()
+        for i in range(rest.shape[1]):
+            best = -1
+            values = by_depth[s, i] if i < by_depth.shape[1] else rest[s]
+            for at in range(rest.shape[1]):
+                if left[at] and (best < 0 or values[at] > values[best]):
+                    best = at
+            if best < 0:
+                break
+            order[s, i] = best
+            left[best] = False
+    return order
 
 
 @dataclass(frozen=True)

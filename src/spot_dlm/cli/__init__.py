@@ -19,6 +19,7 @@ import typer
 from spot_dlm import __version__
 from spot_dlm.cli.analyze import analyze
 from spot_dlm.cli.bench import app as bench
+from spot_dlm.cli.calibrate import calibrate
 from spot_dlm.cli.demo import demo
 from spot_dlm.cli.generate import generate
 from spot_dlm.cli.info import info
@@ -40,6 +41,7 @@ for _command, _summary in (
     (info, "Show what a model is and what will be used."),
     (demo, "Decode one prompt of every family both ways and compare."),
     (trace, "Record standard decoding as traces."),
+    (calibrate, "Calibrate draft graphs on traces."),
     (train, "Train a drafter on traces."),
     (analyze, "Measure on traces what is known in advance: tokens, order, ties."),
 ):

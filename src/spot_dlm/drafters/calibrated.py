@@ -1,8 +1,9 @@
 """The calibrated graph (Spiffy, arXiv 2509.18085) at run time: chosen sets of stale ranks, filled with stale tokens.
 
 Positions are ranked among the root's masked ones in the rule's own order, by the confidences of the last pass. At temperature > 0 the
-published form names the stale best and second-best token; the coupled one what the noise of each depth will draw, and ranks by the
-coupled confidence of the first. Knows nothing of how a graph is calibrated.
+published form ranks and names the stale best tokens; the coupled one names what the noise of each depth will draw, and its rank i is what
+that noise would commit i-th, the order of the coupled chain (measured: as good or better at every budget than ranking by the best tokens
+or by the noise of the first depth alone). Knows nothing of how a graph is calibrated.
 
 Example: `Calibrated(read_graphs(Path("graph.json"))).draft(context, budget=8)`.
 """
@@ -12,15 +13,16 @@ from heapq import heappop, heappush
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.interfaces import DraftContext
-from spot_dlm.lookahead import look_ahead, rule_order
+from spot_dlm.lookahead import decisive_rank, look_ahead
 from spot_dlm.outputs import NUM_TOP, read_outputs
-from spot_dlm.rank_graph import GraphTable, RankGraph
+from spot_dlm.rank_graph import GraphTable, RankGraph, chain_order
 from spot_dlm.rules import describe
 from spot_dlm.state import MASKED
+from spot_dlm.transition import UnmaskRule
 
 POOL = 10 / 3
 """Nodes that pruning chooses from, for each that it keeps; 10 and 3 in the paper."""
@@ -147,31 +149,35 @@ class Calibrated:
         root, rule = context.root, context.rule
         at = np.searchsorted(context.last.before.masked, root.masked)
         drawn = context.last.candidates.fine[at]
-        if context.sampling.temperature == 0 and not self.pruned and not plan.token.any():  # best tokens only: nothing to read
-            order = _order(drawn, root.masked, context)
+        sampled = context.sampling.temperature > 0
+        if not sampled and not self.pruned and not plan.token.any():  # best tokens only: nothing to read
+            order = _order(None, drawn, root.masked, rule)
             best = context.last.candidates.tokens[at][order]
             tokens = np.stack((best, np.full_like(best, -1)), axis=-1)[None]
             return tokens, np.zeros(tokens.shape), root.masked[order]
-        rows = torch.from_numpy(at).to(context.logits.device)
-        if context.sampling.temperature > 0 and self.coupled:
-            outputs = read_outputs(root.masked, context.logits[rows], context.sampling, NUM_TOP)
-            ahead = look_ahead(outputs, root, rule, context.sampling, context.noise, plan.depths, drawn)
-            order = _order(ahead.fine[0, :, 0], root.masked, context)
-            by_token = rule.confidence == "probability"
-            logp = ahead.fine if by_token else np.broadcast_to(outputs.logp[None, :, [0, -1]], ahead.fine.shape)
-            return ahead.tokens[:, order], np.minimum(logp[:, order], 0).astype(np.float64), root.masked[order]
-        outputs = read_outputs(root.masked, context.logits[rows], None, 2)
-        stale = outputs.logp[:, 0] if context.sampling.temperature > 0 and rule.confidence == "probability" else drawn
-        order = _order(stale, root.masked, context)
-        tokens, logp = outputs.ids[order], outputs.logp[order].astype(np.float64)
-        if tokens.shape[1] == 1:  # a vocabulary of one
-            tokens, logp = np.pad(tokens, ((0, 0), (0, 1)), constant_values=-1), np.pad(logp, ((0, 0), (0, 1)))
-        return tokens[None], logp[None], root.masked[order]
+        rows, by_token = torch.from_numpy(at).to(context.logits.device), rule.confidence == "probability"
+        coupled = sampled and self.coupled
+        outputs = read_outputs(root.masked, context.logits[rows], context.sampling if coupled else None, NUM_TOP if coupled else 2)
+        rest = outputs.logp[:, 0] if sampled and by_token else drawn
+        if not coupled:
+            order = _order(None, rest, root.masked, rule)
+            second = np.minimum([0, 1], outputs.ids.shape[1] - 1)
+            tokens, logp = outputs.ids[:, second], outputs.logp[:, second]
+            tokens[:, 1][second[:1] == second[1]] = -1  # a vocabulary of one token
+            return tokens[None, order], logp[None, order].astype(np.float64), root.masked[order]
+        ahead = look_ahead(outputs, root, rule, context.sampling, context.noise, plan.depths, drawn)
+        order = _order(ahead.fine[..., 0], rest, root.masked, rule)
+        logp = ahead.fine if by_token else np.broadcast_to(outputs.logp[None, :, [0, -1]], ahead.fine.shape)
+        return ahead.tokens[:, order], np.minimum(logp[:, order], 0).astype(np.float64), root.masked[order]
 
 
-def _order(fine: np.ndarray, positions: Int64[np.ndarray, " m"], context: DraftContext) -> Int64[np.ndarray, " m"]:
-    """Return indices of positions, the one that the rule would commit first at the front."""
-    return np.argsort(rule_order(fine[None], positions, context.rule)[0], kind="stable")
+def _order(
+    by_depth: Float32[np.ndarray, "d m"] | None, rest: Float32[np.ndarray, " m"], positions: Int64[np.ndarray, " m"], rule: UnmaskRule
+) -> Int64[np.ndarray, " m"]:
+    """Return indices of positions by rank, from unrounded ranking values of each depth's tokens, then of the best tokens."""
+    values = rest[None] if by_depth is None else np.concatenate((by_depth, rest[None]))
+    ranks = decisive_rank(values, np.broadcast_to(positions, values.shape), rule)
+    return chain_order(ranks[None, :-1], ranks[-1:], np.ones((1, len(positions)), dtype=np.bool_))[0]
 
 
 def best_connected(plan: Plan, local: Float64[np.ndarray, " n"], usable: Bool[np.ndarray, " n"], count: int) -> Int64[np.ndarray, " k"]:
