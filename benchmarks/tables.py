@@ -46,6 +46,28 @@ def passes_table(name: str) -> str:
     return "\n".join(lines)
 
 
+DRAFTERS = ("ltr", "chain-published", "chain", "spiffy", "linear", "order", "oracle")
+COMPETENT = ("json", "python", "arithmetic", "rewrite")
+
+
+def bench_table(name: str, tasks: tuple[str, ...] = COMPETENT, figure: str = "nfe_reduction") -> str:
+    """Return passes of standard decoding over passes of each drafter (or transitions per pass), tasks together, by budget."""
+    cells = [c for c in read(name)["cells"] if c["task"] in tasks]
+    budgets = sorted({c["nodes"] for c in cells})
+    lines = ["| T | resolution | drafter | " + " | ".join(f"N={n}" for n in budgets) + " |", "|---" * (len(budgets) + 3) + "|"]
+    over = {"nfe_reduction": "nfe_standard", "acceptance_length": "transitions"}[figure]
+    for temperature, resolution in dict.fromkeys((c["temperature"], c["resolution"]) for c in cells):
+        for drafter in DRAFTERS:
+            row = []
+            for nodes in budgets:
+                key = (temperature, resolution, drafter, nodes)
+                found = [c for c in cells if (c["temperature"], c["resolution"], c["drafter"], c["nodes"]) == key]
+                row.append(f"{sum(c[over] for c in found) / sum(c['nfe'] for c in found):.2f}" if found else "")
+            if any(row):
+                lines.append(f"| {temperature:g} | {resolution} | {drafter} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
 def cost_table() -> str:
     """Return time per pass, host share and speed-up."""
     lines = ["| T | drafter | N | passes | ms per pass | host share | speed-up |", "|---|---|---|---|---|---|---|"]
@@ -61,6 +83,9 @@ def main() -> None:
         print(accuracy_table(), end="\n\n")
     if (RESULTS / "cost.json").exists():
         print(cost_table(), end="\n\n")
+    for path in sorted(RESULTS.glob("bench-passes-*.json")):
+        for tasks in (COMPETENT, ("stdlib",)):
+            print(f"{path.name}, {', '.join(tasks)}: passes saved\n\n{bench_table(path.name, tasks)}\n")
     for path in sorted(RESULTS.glob("verify-*.json")):
         print(f"{path.name}: {read(path.name)['cases']} comparisons\n\n{passes_table(path.name)}\n")
 

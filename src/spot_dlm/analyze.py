@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any, no_type_check
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float32, Int8, Int16, Int64
 from numba import njit
 
-from spot_dlm.features import MASKED, StateBatch
+from spot_dlm.features import MASKED, StateBatch, encode
+from spot_dlm.order_model import OrderModel, inputs, path_scores
 from spot_dlm.trace_states import BEST, SECOND, Paths, TraceStates
 from spot_dlm.traces import Traces
 
@@ -26,6 +28,18 @@ _BATCH = 4096
 
 Scorer = Callable[[StateBatch, Paths], Float32[np.ndarray, "B D L"]]
 """An order model: scores of every position at every depth, higher first, knowing the commits of the path before that depth."""
+
+
+def scorer_of(model: OrderModel) -> Scorer:
+    """Return a trained order model as a scorer."""
+
+    @torch.inference_mode()
+    def score(batch: StateBatch, paths: Paths) -> Float32[np.ndarray, "B D L"]:
+        encoded = encode(batch, paths.positions.shape[1])
+        total, _ = path_scores(model(inputs(encoded)), torch.from_numpy(paths.positions), torch.from_numpy(encoded.masked > 0))
+        return total.numpy()
+
+    return score
 
 
 @dataclass(frozen=True)

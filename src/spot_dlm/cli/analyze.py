@@ -13,15 +13,22 @@ from rich import box
 from rich.table import Table
 
 from spot_dlm.analyze import analyze as analyze_traces
-from spot_dlm.analyze import figure
+from spot_dlm.analyze import figure, scorer_of
 from spot_dlm.artifacts import provenance, replace_file, write_json
 from spot_dlm.cli.show import COMMAND, stderr_console
+from spot_dlm.drafter_files import load_order_model
+from spot_dlm.drafters.registry import SHIPPED_MODELS
 from spot_dlm.traces import read_traces
 
 
 def analyze(
     traces: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of finished traces (spot trace).", show_default=False)],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write all figures as one JSON document.")] = None,
+    drafter_file: Annotated[
+        list[Path] | None,
+        typer.Option("--drafter-file", metavar="DIR", help="Trained drafter to judge too (spot train). Repeatable; default: those of the "
+                     "shipped model where the traces are its own."),
+    ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw them as a PNG (needs matplotlib).")] = None,
 ) -> None:
     """Measure on traces how often the tokens and the order of later steps are known in advance.
@@ -40,7 +47,10 @@ def analyze(
             raise ValueError(f"{path}: no such folder {path.parent}")
     console = stderr_console()
     read = read_traces(traces)
-    document = analyze_traces(read)
+    fingerprint = read.manifest.get("target", {}).get("fingerprint")
+    files = [load_order_model(folder) for folder in drafter_file or SHIPPED_MODELS]
+    scorers = {f.model.config.kind: scorer_of(f.model) for f in files if drafter_file or f.target_fingerprint == fingerprint}
+    document = analyze_traces(read, scorers)
     origin = {k: read.manifest.get(k) for k in ("target", "seed", "prompts_hash", "git_revision", "command")}
     document |= {"traces": origin, **provenance(command=COMMAND.get())}
     for table in _tables(document):

@@ -23,6 +23,8 @@ from spot_dlm.rank_graph import read_graphs
 _SHIPPED = Path(__file__).parents[1] / "shipped"
 SHIPPED_GRAPH = _SHIPPED / "graph.json"
 """The graph calibrated on the shipped target."""
+SHIPPED_MODELS = (_SHIPPED / "order", _SHIPPED / "linear")
+"""Order models trained on the shipped target."""
 AUTO = "auto"
 """The default: `order` where the shipped drafter was trained on this very target, else `chain`."""
 
