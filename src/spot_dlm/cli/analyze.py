@@ -48,8 +48,8 @@ def analyze(
     console = stderr_console()
     read = read_traces(traces)
     fingerprint = read.manifest.get("target", {}).get("fingerprint")
-    files = [load_order_model(folder) for folder in drafter_file or SHIPPED_MODELS]
-    scorers = {f.model.config.kind: scorer_of(f.model) for f in files if drafter_file or f.target_fingerprint == fingerprint}
+    models = [load_order_model(folder) for folder in drafter_file or SHIPPED_MODELS]
+    scorers = {f.model.config.kind: scorer_of(f.model) for f in models if drafter_file or f.target_fingerprint == fingerprint}
     document = analyze_traces(read, scorers)
     origin = {k: read.manifest.get(k) for k in ("target", "seed", "prompts_hash", "git_revision", "command")}
     document |= {"traces": origin, **provenance(command=COMMAND.get())}
