@@ -8,7 +8,6 @@ for N - 1 nodes. A file holds one graph for every setting. Knows nothing of trac
 Example: `read_graphs(Path("graph.json")).find("standard", sampled=False, coupled=True, block_length=16).nodes[0]` is `((1, 1),)`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -222,7 +221,7 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _node(pairs: Sequence[Sequence[int]]) -> Node:
+def _node(pairs: Any) -> Node:
     if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ValueError(f"node {pairs!r} must be a list of pairs")
     return tuple((_whole(i), _whole(j)) for i, j in pairs)

@@ -158,16 +158,16 @@ class Calibrated:
         rows, by_token = torch.from_numpy(at).to(context.logits.device), rule.confidence == "probability"
         coupled = sampled and self.coupled
         outputs = read_outputs(root.masked, context.logits[rows], context.sampling if coupled else None, NUM_TOP if coupled else 2)
+        two = np.minimum([0, 1], outputs.ids.shape[1] - 1)
         rest = outputs.logp[:, 0] if sampled and by_token else drawn
         if not coupled:
             order = _order(None, rest, root.masked, rule)
-            second = np.minimum([0, 1], outputs.ids.shape[1] - 1)
-            tokens, logp = outputs.ids[:, second], outputs.logp[:, second]
-            tokens[:, 1][second[:1] == second[1]] = -1  # a vocabulary of one token
+            tokens, logp = outputs.ids[:, two], outputs.logp[:, two]
+            tokens[:, 1] = np.where(two[1] == 0, -1, tokens[:, 1])  # a vocabulary of one token
             return tokens[None, order], logp[None, order].astype(np.float64), root.masked[order]
         ahead = look_ahead(outputs, root, rule, context.sampling, context.noise, plan.depths, drawn)
         order = _order(ahead.fine[..., 0], rest, root.masked, rule)
-        logp = ahead.fine if by_token else np.broadcast_to(outputs.logp[None, :, [0, -1]], ahead.fine.shape)
+        logp = ahead.fine if by_token else np.broadcast_to(outputs.logp[None, :, two], ahead.fine.shape)
         return ahead.tokens[:, order], np.minimum(logp[:, order], 0).astype(np.float64), root.masked[order]
 
 
