@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from spot_dlm.analyze import analyze as analyze_traces
-from spot_dlm.analyze import figure, scorer_of
+from spot_dlm.analyze import Scorer, figure, scorer_of
 from spot_dlm.artifacts import provenance, replace_file, write_json
 from spot_dlm.cli.show import COMMAND, stderr_console
 from spot_dlm.drafter_files import load_order_model
@@ -49,7 +49,7 @@ def analyze(
     read = read_traces(traces)
     fingerprint = read.manifest.get("target", {}).get("fingerprint")
     models = [load_order_model(folder) for folder in drafter_file or SHIPPED_MODELS]
-    scorers = {f.model.config.kind: scorer_of(f.model) for f in models if drafter_file or f.target_fingerprint == fingerprint}
+    scorers: dict[str, Scorer] = {f.model.config.kind: scorer_of(f.model) for f in models if drafter_file or f.target_fingerprint == fingerprint}
     document = analyze_traces(read, scorers)
     origin = {k: read.manifest.get(k) for k in ("target", "seed", "prompts_hash", "git_revision", "command")}
     document |= {"traces": origin, **provenance(command=COMMAND.get())}
