@@ -2,7 +2,8 @@
 
     import spot_dlm as spot
     target = spot.load_target()
-    result = spot.generate(target, "To JSON: Anna Berg, 34, lives in Oslo.", spot.Chain())
+    drafter = spot.build_drafter("auto", spec=target.spec)
+    result = spot.generate(target, "To JSON: Anna Berg, 34, lives in Oslo.", drafter)
 
 The names below are imported when first used, so that the command line starts without waiting for torch.
 """

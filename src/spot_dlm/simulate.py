@@ -95,7 +95,7 @@ def reach_histogram(
 ) -> Float64[np.ndarray, "S b 3"]:
     """Return, per setting and bin of predicted reach, the number of drafted nodes, the sum of their reach, and how many came true.
 
-    A node comes true if the target visits its state. Roots, which are certain, are left out.
+    A node comes true if the walk arrives at it, which is what reach predicts. Roots, which are certain, are left out.
 
     Args:
         model: the order model.
@@ -227,12 +227,13 @@ def _reach_block(a, start, total, budget, edges, counts):
     t = 0
     while t + 2 < total:
         depth, reach, hashes, positions, tokens = _grow(a, start + t, budget)
-        codes = np.zeros(len(tokens) + 1, np.uint64)
-        for k in range(len(tokens)):
+        accepted = walk(hashes, positions, tokens)
+        codes = np.zeros(accepted + 1, np.uint64)
+        for k in range(accepted):
             codes[k + 1] = codes[k] + _word(positions[k], tokens[k])
         for node in range(1, len(reach)):
             place_of = np.searchsorted(edges, reach[node], side="right") - 1
             counts[place_of, 0] += 1
             counts[place_of, 1] += reach[node]
-            counts[place_of, 2] += depth[node] <= len(tokens) and hashes[node] == codes[min(depth[node], len(tokens))]
-        t += 1 + walk(hashes, positions, tokens)
+            counts[place_of, 2] += depth[node] <= accepted and hashes[node] == codes[min(depth[node], accepted)]
+        t += 1 + accepted

@@ -122,7 +122,7 @@ def _reliability_figure(found: dict[str, Any]) -> "Figure":
         points = [b["predicted"] for b in bins], [b["realised"] for b in bins]
         panels[0].plot(*points, color=f"C{number}", marker="o", markersize=4, label=f"T = {temperature}")
     panels[0].plot([0, 1], [0, 1], color="#999999", linewidth=1)
-    panels[0].set(xlabel="predicted reach of a node", ylabel="share that the target visited", title=f"N = {found['nodes']}")
+    panels[0].set(xlabel="predicted reach of a node", ylabel="share that the walk arrived at", title=f"N = {found['nodes']}")
     for number, budget in enumerate(BUDGETS):
         points = [r[f"expected_{budget}"] for r in found["acceptance"]], [r[f"acceptance_{budget}"] for r in found["acceptance"]]
         panels[1].plot(*points, color=f"C{number}", marker="o", markersize=4, linestyle="", label=f"N = {budget}")
