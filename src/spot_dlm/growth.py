@@ -8,6 +8,7 @@ Example: `grow(root, scores, budget=8)` is the DraftGraph; `walk(hashes, positio
 
 from collections import namedtuple
 from dataclasses import dataclass
+from pathlib import Path
 from typing import no_type_check
 
 import numpy as np
@@ -429,6 +430,12 @@ def _canvases(canvas: np.ndarray, positions: np.ndarray, parent: np.ndarray, pos
         out[node] = out[parent[node]]
         out[node, positions[position[node]]] = token[node]
     return out
+
+
+def is_compiled() -> bool:
+    """Whether this machine holds compiled code of an earlier run, so that the first draft need not wait for the compiler."""
+    cache = getattr(grow_moving, "_cache", None)
+    return cache is not None and any(Path(cache.cache_path).glob("growth.grow_moving-*.nbi"))
 
 
 def grow(root: BlockState, scores: OrderScores, budget: int) -> DraftGraph:

@@ -49,6 +49,8 @@ class TrainParams:
         discount: weight of each further depth.
         token_weight: weight of the token loss.
         drafted_share: share of the batches made of states at which a speculative recorder drafted (where there are any).
+        jitter: standard deviation of the noise on the network's inputs (features are about one), against learning blocks by heart;
+            the linear score and effects stay exact.
         dropout: share of every layer's outputs left out.
         muon_lr, adam_lr: learning rates of matrices and of the rest.
         decay: share of the steps with falling rate at the end.
@@ -67,7 +69,8 @@ class TrainParams:
     discount: float = 0.93
     token_weight: float = 0.5
     drafted_share: float = 0.6
-    dropout: float = 0.1
+    dropout: float = 0.15
+    jitter: float = 0.05
     muon_lr: float = 0.01
     adam_lr: float = 2e-3
     decay: float = 0.5
@@ -82,6 +85,8 @@ class TrainParams:
         for name in ("discount", "token_weight", "drafted_share", "muon_lr", "adam_lr"):
             if not 0 < getattr(self, name) <= 10:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0 and at most 10")
+        if not 0 <= self.jitter <= 10:
+            raise ValueError(f"jitter={self.jitter} must be between 0 and 10")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
         if not 0 < self.decay <= 1:
@@ -158,8 +163,10 @@ def losses(model: OrderModel, states: TraceStates, indices: Int64[np.ndarray, " 
     batch, paths = states.batch(indices, params.depths)
     encoded = encode(batch, params.depths)
     device = next(model.parameters()).device
+    given = inputs(encoded, device)
+    given = given._replace(positions=given.positions + params.jitter * torch.randn_like(given.positions))
     with torch.autocast(device.type, torch.bfloat16, enabled=params.bfloat16):
-        scores = model(inputs(encoded, device))
+        scores = model(given)
     path = torch.from_numpy(paths.positions).to(device)
     total, remaining = path_scores(scores, path, torch.from_numpy(encoded.masked > 0).to(device))
     logp = total.masked_fill(~remaining, -torch.inf).log_softmax(dim=-1)
@@ -186,7 +193,7 @@ def build_optimizers(model: OrderModel, params: TrainParams) -> list[torch.optim
     rest = [p for p in model.parameters() if all(p is not m for m in matrices)]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(rest, lr=params.adam_lr, betas=(0.9, 0.99))]
     if matrices:
-        optimizers.append(torch.optim.Muon(matrices, lr=params.muon_lr, weight_decay=0.01))
+        optimizers.append(torch.optim.Muon(matrices, lr=params.muon_lr, weight_decay=0.05))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["full_lr"] = group["lr"]

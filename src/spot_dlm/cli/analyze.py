@@ -12,8 +12,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from spot_dlm.analyze import analyze as analyze_traces
 from spot_dlm.analyze import Scorer, figure, scorer_of
+from spot_dlm.analyze import analyze as analyze_traces
 from spot_dlm.artifacts import provenance, replace_file, write_json
 from spot_dlm.cli.show import COMMAND, stderr_console
 from spot_dlm.drafter_files import load_order_model
@@ -26,8 +26,11 @@ def analyze(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write all figures as one JSON document.")] = None,
     drafter_file: Annotated[
         list[Path] | None,
-        typer.Option("--drafter-file", metavar="DIR", help="Trained drafter to judge too (spot train). Repeatable; default: those of the "
-                     "shipped model where the traces are its own."),
+        typer.Option(
+            "--drafter-file",
+            metavar="DIR",
+            help="Trained drafter to judge too (spot train). Repeatable; default: those of the shipped model where the traces are its own.",
+        ),
     ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw them as a PNG (needs matplotlib).")] = None,
 ) -> None:
@@ -49,7 +52,8 @@ def analyze(
     read = read_traces(traces)
     fingerprint = read.manifest.get("target", {}).get("fingerprint")
     models = [load_order_model(folder) for folder in drafter_file or SHIPPED_MODELS]
-    scorers: dict[str, Scorer] = {f.model.config.kind: scorer_of(f.model) for f in models if drafter_file or f.target_fingerprint == fingerprint}
+    judged = [f.model for f in models if drafter_file or f.target_fingerprint == fingerprint]
+    scorers: dict[str, Scorer] = {m.config.kind: scorer_of(m) for m in judged}
     document = analyze_traces(read, scorers)
     origin = {k: read.manifest.get(k) for k in ("target", "seed", "prompts_hash", "git_revision", "command")}
     document |= {"traces": origin, **provenance(command=COMMAND.get())}

@@ -18,7 +18,7 @@ from spot_dlm.cli.canvas import Canvas
 from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
 from spot_dlm.decode import Event, decode_steps
 from spot_dlm.drafters import build_drafter
-from spot_dlm.interfaces import DecodeParams, Target
+from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.tasks import FAMILY_TASKS, TaskPrompt, grade, load_prompts
 
 _GRADES = {True: "right", False: "wrong", None: "free text"}
@@ -55,19 +55,20 @@ def demo(
     params = o.decode_params(temperature=temperature, seed=seed, nodes=nodes)
     if number < 1:
         raise ValueError(f"--number {number} must be at least 1")
-    drafter = build_drafter(drafter).name
+    build_drafter(drafter)  # a bad name shows before the model is loaded
     prompts = [_prompt(name, number) for name in FAMILY_TASKS]
     console = Console()
     target = o.open_target("shipped", o.TargetOptions(threads=threads))
     spec = target.spec
+    guess = o.open_drafter(drafter, spec, o.DrafterFiles(), lambda text: console.print(text, highlight=False))
     console.print(
         f"The shipped model ({spec.num_parameters / 1e6:.1f}M parameters, blocks of {spec.block_length}, {spec.device}), drafter "
-        f"{drafter}, {nodes} nodes, temperature {temperature:g}: every prompt plainly, then speculatively.",
+        f"{guess.name}, {nodes} nodes, temperature {temperature:g}: every prompt plainly, then speculatively.",
         highlight=False,
     )
     shown = []
     for i, prompt in enumerate(prompts):
-        shown.append(_compare(target, prompt, drafter, params, console if i == 0 and console.is_terminal else None))
+        shown.append(_compare(target, prompt, guess, params, console if i == 0 and console.is_terminal else None))
         _print(console, shown[-1])
     console.print(_table(shown))
     console.print(_verdict(shown), style="bold", highlight=False)
@@ -82,7 +83,7 @@ def _prompt(name: str, number: int) -> TaskPrompt:
     return found[-1]
 
 
-def _compare(target: Target, prompt: TaskPrompt, drafter: str, params: DecodeParams, live: Console | None) -> _Shown:
+def _compare(target: Target, prompt: TaskPrompt, drafter: Drafter, params: DecodeParams, live: Console | None) -> _Shown:
     began = perf_counter()
     standard = standard_trajectory(target, prompt.prompt, params)
     between = perf_counter()
@@ -94,7 +95,7 @@ def _compare(target: Target, prompt: TaskPrompt, drafter: str, params: DecodePar
                 canvas.show(event)
             return event
 
-        speculative = Trajectory.of(map(watched, decode_steps(target, prompt.prompt, build_drafter(drafter), params)))
+        speculative = Trajectory.of(map(watched, decode_steps(target, prompt.prompt, drafter, params)))
     ended = perf_counter()
     divergence = first_divergence(standard, speculative, params.rule)
     if divergence is not None:

@@ -11,7 +11,8 @@ from typing import Annotated, get_args
 import torch
 import typer
 
-from spot_dlm.drafters import AUTO, CALIBRATED, DRAFTERS, build_drafter, is_foreign
+from spot_dlm.drafters import AUTO, CALIBRATED, DRAFTERS, Calibrated, Order, build_drafter, is_foreign
+from spot_dlm.growth import is_compiled
 from spot_dlm.interfaces import DecodeParams, Drafter, Stop, Target, TargetSpec
 from spot_dlm.rules import ALLOWED, parse_rule
 from spot_dlm.targets import SHIPPED, load_target
@@ -117,6 +118,8 @@ def open_drafter(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable
         ValueError: for an unknown name, a damaged file, or a foreign drafter without --transfer.
     """
     drafter = build_drafter(name, graph=files.graph, file=files.file, spec=spec, transfer=files.transfer)
+    if isinstance(drafter, Order | Calibrated) and not is_compiled():
+        say("compiling the drafter for this machine, once: about 20 seconds more before the first answer")
     if is_foreign(drafter, spec):
         say(f"drafter {drafter.name} was fitted on another model and is used all the same (--transfer)")
     return drafter
