@@ -66,8 +66,6 @@ class Moving:
     dynamic: Float32[np.ndarray, "2 4"]
     rounded: bool
     """Whether confidences are rounded to bfloat16 before they are compared."""
-    bonus: float = 0.0
-    """What it is worth, in reach, to see the effect of a commit that has not been seen: added to the first node that shows it."""
 
 
 _Scores = namedtuple(
@@ -277,7 +275,6 @@ def grow_moving(
     known_root: float,
     dynamic: Float32[np.ndarray, "2 4"],
     rounded: bool,
-    bonus: float,
     budget: int,
 ) -> tuple[
     Int32[np.ndarray, " N"],
@@ -288,7 +285,7 @@ def grow_moving(
     Int32[np.ndarray, "E 2"],
     UInt64[np.ndarray, " N"],
 ]:
-    """Grow as `grow_arrays` does, with sureness that moves and a bonus for what it is worth to see (see Moving)."""
+    """Grow as `grow_arrays` does, with sureness that moves (see Moving)."""
     scores = _Scores(
         tokens,
         p_token,
@@ -323,7 +320,6 @@ def grow_moving(
         np.empty(most, np.uint64), np.empty(most), np.empty(most, np.int32), np.empty(most, np.int32), np.full(capacity, -1, np.int32)
     )
     edges = _Edges(np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most))
-    worth = bonus * (1.0 - known)
     pi, hidden, gain = np.empty(m), np.empty(num_hidden), np.zeros(size)
     candidates.hash[0], candidates.reach[0], candidates.node[0], candidates.edge[0] = np.uint64(0), 1.0, 0, -1
     num_nodes, num_candidates = 1, 1
@@ -338,14 +334,11 @@ def grow_moving(
                 _propagate(nodes, candidates, edges, num_nodes, depth + 1, gain)
         best, highest = -1, 0.0
         for candidate in range(1, num_candidates):
-            if candidates.node[candidate] < 0:
-                value = candidates.reach[candidate] + worth[edges.commit[candidates.edge[candidate]] >> 1]
-                if value > highest:
-                    best, highest = candidate, value
+            if candidates.reach[candidate] > highest and candidates.node[candidate] < 0:
+                best, highest = candidate, candidates.reach[candidate]
         if num_nodes == size or best < 0:
             break
         _select(scores, nodes, candidates, edges, num_nodes, best)
-        worth[position[num_nodes]] = 0.0
         num_nodes += 1
     n, chosen = num_nodes, nodes.candidate[:num_nodes]
     child = candidates.node[edges.child[: nodes.edge_start[n]]]
@@ -400,7 +393,6 @@ def grow_arrays(
         0.0,
         weights,
         False,
-        0.0,
         budget,
     )
 
@@ -446,7 +438,7 @@ def grow(root: BlockState, scores: OrderScores, budget: int) -> DraftGraph:
         grown = grow_arrays(*arrays, budget)
     else:
         v = s.moving
-        grown = grow_moving(*arrays, v.sure, v.effect, v.known, v.known_root, v.dynamic, v.rounded, v.bonus, budget)
+        grown = grow_moving(*arrays, v.sure, v.effect, v.known, v.known_root, v.dynamic, v.rounded, budget)
     parent, position, token, depth, reach, edges, _ = grown
     canvases = _canvases(root.canvas, s.positions, parent, position, token)
     return DraftGraph(root.block, canvases, depth.astype(np.int64) + root.step, reach, edges.astype(np.int64))

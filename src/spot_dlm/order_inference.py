@@ -87,21 +87,20 @@ class FastScorer:
         return self._relative[length]
 
     @torch.inference_mode()
-    def __call__(
-        self, encoded: Encoded, masked: Int64[np.ndarray, " m"], ahead: LookAhead, token_branches: bool = True, bonus: float = 0.0
-    ) -> OrderScores:
+    def __call__(self, encoded: Encoded, masked: Int64[np.ndarray, " m"], ahead: LookAhead, token_branches: bool = True) -> OrderScores:
         """Return the scores of one root's masked positions.
 
         Args:
             encoded: features of one state (batch size 1).
             masked: masked positions of the root.
             ahead: the look-ahead at these positions.
-            bonus: see `growth.Moving`.
             token_branches: give second-best tokens their probability, else none.
         """
         depths, length = encoded.linear.shape[1:3]
         weight = self._weight[:, 0] + self._weight[:, 1] if encoded.rounded[0] else self._weight[:, 0]
-        by_depth = weight[0] + np.arange(depths, dtype=np.float32)[:, None] * (weight[1] / np.float32(8))
+        by_depth = weight[0] + np.minimum(np.arange(depths, dtype=np.float32), self.config.depths - 1)[:, None] * (
+            weight[1] / np.float32(8)
+        )
         base = np.einsum("dmk,dk->dm", encoded.linear[0].take(masked, axis=1), by_depth)
         pair, last = (table[masked[:, None], masked] for table in self._relatives(length))
         token = torch.from_numpy(encoded.token[0].take(masked, axis=1))
@@ -124,7 +123,7 @@ class FastScorer:
             rounded = bool(encoded.rounded[0])
             dynamic = self.dynamic[0] + self.dynamic[1] if rounded else self.dynamic[0]
             sure, known = encoded.sure[0].take(masked, axis=1), encoded.known[0][masked]
-            moving = Moving(sure, np.ascontiguousarray(effect, np.float32), known, float(encoded.known_root[0]), dynamic, rounded, bonus)
+            moving = Moving(sure, np.ascontiguousarray(effect, np.float32), known, float(encoded.known_root[0]), dynamic, rounded)
             mixed = (token.view(-1, token.shape[-1]) @ self.token_in).view(depths, count, -1)
             by_place = self.token_depth[:depths] if deep else self.token_depth[torch.from_numpy(which)]
             mixed.add_(by_place[:, None]).add_(parts[7])

@@ -28,7 +28,7 @@ _RELATIVE = 32
 
 @dataclass(frozen=True)
 class OrderConfig:
-    """Sizes of an order model; `depths` is the number of depths with a bias of their own.
+    """Sizes of an order model; depths beyond `depths` count as the last one, for training sees no deeper.
 
     Raises:
         ValueError: naming the field, the value and what is allowed.
@@ -41,7 +41,7 @@ class OrderConfig:
     hidden: int = 464
     rank: int = 24
     gate: int = 32
-    depths: int = 32
+    depths: int = 16
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -103,8 +103,9 @@ def relative_distances(length: int) -> Int64[Tensor, "L L"]:
 class LinearScore(nn.Module):
     """A logistic order model: one weight per feature, another at rounded confidences, both changing linearly with the depth."""
 
-    def __init__(self) -> None:
+    def __init__(self, depths: int) -> None:
         super().__init__()
+        self.depths = depths
         self.weight = nn.Parameter(torch.zeros(2, 2, NUM_LINEAR))
         self.pair = nn.Parameter(torch.zeros(2 * _RELATIVE + 1))
         self.last = nn.Parameter(torch.zeros(2 * _RELATIVE + 1))
@@ -117,7 +118,7 @@ class LinearScore(nn.Module):
 
     def forward(self, linear: Float[Tensor, "B D L K"], rounded: Float[Tensor, " B"]) -> Float[Tensor, "B D L"]:
         """Return the score of every position at every depth."""
-        depth = torch.arange(linear.shape[1], device=linear.device, dtype=linear.dtype) / 8
+        depth = torch.arange(linear.shape[1], device=linear.device, dtype=linear.dtype).clamp(max=self.depths - 1) / 8
         by_kind = self.weight[:, 0] + rounded[:, None, None] * self.weight[:, 1]  # [B, 2, K]
         weight = by_kind[:, :1] + depth[:, None] * by_kind[:, 1:]  # [B, D, K]
         return (linear @ weight[..., None])[..., 0]
@@ -165,7 +166,7 @@ class OrderModel(nn.Module):
     def __init__(self, config: OrderConfig) -> None:
         super().__init__()
         self.config = config
-        self.linear = LinearScore()
+        self.linear = LinearScore(config.depths)
         if config.kind == "order":
             self.embed = nn.Linear(NUM_POSITION, config.width)
             self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
@@ -205,6 +206,17 @@ class OrderModel(nn.Module):
     def num_parameters(self) -> int:
         """Parameters, at most MAX_PARAMETERS."""
         return sum(p.numel() for p in self.parameters())
+
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        """Multiply every score by a factor: below 1 the model becomes less sure, its order of positions stays."""
+        parts: list[Tensor] = [self.linear.weight, self.linear.pair, self.linear.last]
+        if self.config.kind == "order":
+            ends = self.split
+            parts += [self.depth, self.gate_out, self.dynamic]
+            parts += [self.heads.weight[ends[0] : ends[1]], self.heads.weight[ends[2] : ends[3]]]
+        for part in parts:
+            part.mul_(factor)
 
     def forward(self, given: Inputs) -> Scores:
         """Run once per pass; O(L) tokens through the network, nothing per node."""

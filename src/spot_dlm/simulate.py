@@ -186,7 +186,7 @@ def _grow(a, row, budget):
         np.ascontiguousarray(a.last[row][at][:, at]), a.gate_node, np.ascontiguousarray(a.gate_commit[row][at]),
         np.ascontiguousarray(a.gate_position[row][at]), a.gate_out, np.ascontiguousarray(a.sure[row][:, at]),
         np.ascontiguousarray(a.effect[row][at][:, at]), a.known[row][at], np.float64(a.known_root[row]),
-        np.ascontiguousarray(a.dynamic[row]), a.rounded[row] > 0, 0.0, budget,
+        np.ascontiguousarray(a.dynamic[row]), a.rounded[row] > 0, budget,
     )  # fmt: skip
     count = min(a.steps[row], len(at) - 1)
     return depth, reach, hashes, place[a.positions[row, :count]], a.tokens[row, :count]

@@ -31,6 +31,7 @@ from spot_dlm.traces import Traces
 
 VALIDATION_SHARE = 0.04
 MAX_VALIDATION_BLOCKS = 480
+SCALES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
 BUDGETS = (8, 32)
 """Budgets at which a checkpoint is judged."""
 DEFAULTS: dict[Kind, dict[str, Any]] = {"order": {}, "linear": {"steps": 600, "adam_lr": 0.02, "eval_every": 100}}
@@ -200,15 +201,40 @@ def build_optimizers(model: OrderModel, params: TrainParams) -> list[torch.optim
     return optimizers
 
 
+def judged_states(states: TraceStates, blocks: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " k"]:
+    """Return the states of held-out blocks where a speculative recorder drafted, or all of them in plainly decoded traces."""
+    inside = np.isin(states.block_of[states.indices], blocks)
+    drafted = np.isin(states.indices, states.drafted)
+    return states.indices[inside & drafted] if (inside & drafted).any() else states.indices[inside]
+
+
+def calibrate_scale(model: OrderModel, states: TraceStates, indices: Int64[np.ndarray, " k"]) -> float:
+    """Scale the scores so that on held-out states, by budget and setting, as many transitions are expected as are made; return the factor.
+
+    A network that knows its training blocks is too sure elsewhere; the order of positions does not change.
+    """
+    model.eval()
+    setting = states.setting_of_block[states.block_of[indices]]
+    groups = [setting == number for number in np.unique(setting)]
+    found: dict[float, float] = {}
+    weights = copy_weights(model)
+    for factor in SCALES:
+        model.scale(factor)
+        outcomes = draft_outcomes(model, states, indices, BUDGETS).values()
+        found[factor] = sum(abs(np.log(expected[at].mean() / made[at].mean())) for made, expected in outcomes for at in groups)
+        model.load_state_dict(weights)
+    best = min(found, key=lambda f: found[f])
+    model.scale(best)
+    return best
+
+
 def evaluate(model: OrderModel, states: TraceStates, blocks: Int64[np.ndarray, " n"]) -> dict[str, float]:
     """Return held-out transitions per draft, made and expected; `score` is the geometric mean over BUDGETS and the recorded settings.
 
     Judged at the states where a speculative recorder drafted, or at every state of plainly decoded traces.
     """
     model.eval()
-    inside = np.isin(states.block_of[states.indices], blocks)
-    drafted = np.isin(states.indices, states.drafted)
-    indices = states.indices[inside & drafted] if (inside & drafted).any() else states.indices[inside]
+    indices = judged_states(states, blocks)
     setting = states.setting_of_block[states.block_of[indices]]
     row: dict[str, float] = {}
     logs = []
@@ -296,6 +322,7 @@ def train(
             replace_file(checkpoint, partial(torch.save, state | tensors))
         progress(step, row)
     model.load_state_dict(best)
+    scale = calibrate_scale(model, states, judged_states(states, blocks))
     best_row = max(history.rows, key=lambda r: r["score"])
     about = {
         **identity,
@@ -305,6 +332,7 @@ def train(
         "validation_blocks": len(blocks),
         "best_step": best_row["step"],
         "best": best_row,
+        "scale": scale,
         "history": history.rows,
     }
     save_order_model(out, model, traces.manifest, {k: v for k, v in about.items() if k != "history"}, command)

@@ -25,12 +25,10 @@ class Order:
     Args:
         file: the trained model.
         token_branches: also draft second-best tokens where they are likely.
-        bonus: what seeing the effect of a commit for the first time is worth, in reach (see `growth.Moving`).
     """
 
     file: OrderModelFile
     token_branches: bool = True
-    bonus: float = 0.0
 
     @property
     def name(self) -> str:
@@ -51,5 +49,5 @@ class Order:
             return DraftGraph.root_only(root)
         depths = max(depths, NUM_AHEAD)  # features look so far ahead whatever the budget
         batch, ahead = live_state(context, min(depths, len(root.masked)), with_effects=self.name == "order")
-        scores = self._scorer(encode(batch, depths), root.masked, ahead, self.token_branches, self.bonus)
+        scores = self._scorer(encode(batch, depths), root.masked, ahead, self.token_branches)
         return grow(root, scores, budget)
