@@ -125,6 +125,15 @@ def open_drafter(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable
     return drafter
 
 
+def is_left_out(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable[[str], None]) -> bool:
+    """Whether 'all' does not stand for a drafter because it was fitted on another target; says so."""
+    drafter = build_drafter(name, graph=files.graph, file=files.file)
+    left_out = is_foreign(drafter, spec) and not files.transfer
+    if left_out:
+        say(f"{name} is left out: it was fitted on another model (--transfer uses it all the same)")
+    return left_out
+
+
 def _check_device(name: str) -> None:
     try:
         torch.empty(1, device=torch.device(name))
