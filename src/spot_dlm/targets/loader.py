@@ -25,6 +25,7 @@ from spot_dlm.targets.text import TextCodec
 SHIPPED = "shipped"
 _DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
 _SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 256
+_WIDE, _TILE_ROWS = 768, 32
 _DROPPED = ("auto_map", "architectures", "model_type", "attn_implementation", "torch_dtype", "dtype")
 
 
@@ -197,7 +198,31 @@ def _load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torc
     if host_config.hidden_act == "silu":
         for layer in host.model.layers:
             layer.mlp.act_fn = _InvariantSiLU()
+    for parent in list(host.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear) and child.in_features >= _WIDE:
+                setattr(parent, name, _InvariantLinear(child))
     return host.eval().requires_grad_(False)
+
+
+class _InvariantLinear(nn.Module):
+    """A wide linear layer; on a CPU with several threads it multiplies tiles of a fixed number of rows.
+
+    There the sum over a long inner dimension is split between threads in a way that depends on the number of rows (docs/log.md).
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
+        """Apply it."""
+        if x.device.type != "cpu" or torch.get_num_threads() == 1:
+            return self.linear(x)
+        rows = x.reshape(-1, x.shape[-1])
+        padded = nn.functional.pad(rows, (0, 0, 0, -len(rows) % _TILE_ROWS))
+        tiles = [self.linear(tile) for tile in padded.split(_TILE_ROWS)]
+        return torch.cat(tiles)[: len(rows)].view(*x.shape[:-1], -1)
 
 
 class _InvariantSiLU(nn.Module):
