@@ -18,12 +18,14 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.interfaces import DraftContext
 from spot_dlm.lookahead import decisive_rank, look_ahead
-from spot_dlm.outputs import NUM_TOP, read_outputs
+from spot_dlm.outputs import read_outputs
 from spot_dlm.rank_graph import GraphTable, RankGraph, chain_order
 from spot_dlm.rules import describe
 from spot_dlm.state import MASKED
 from spot_dlm.transition import UnmaskRule
 
+NUM_DRAWN = 128
+"""Tokens of a position among which the coupled one is sought; with the 16 of a trace, unsure positions cost 2 to 5 % of the passes."""
 POOL = 10 / 3
 """Nodes that pruning chooses from, for each that it keeps; 10 and 3 in the paper."""
 
@@ -157,7 +159,7 @@ class Calibrated:
             return tokens, np.zeros(tokens.shape), root.masked[order]
         rows, by_token = torch.from_numpy(at).to(context.logits.device), rule.confidence == "probability"
         coupled = sampled and self.coupled
-        outputs = read_outputs(root.masked, context.logits[rows], context.sampling if coupled else None, NUM_TOP if coupled else 2)
+        outputs = read_outputs(root.masked, context.logits[rows], context.sampling if coupled else None, NUM_DRAWN if coupled else 2)
         two = np.minimum([0, 1], outputs.ids.shape[1] - 1)
         rest = outputs.logp[:, 0] if sampled and by_token else drawn
         if not coupled:
