@@ -71,7 +71,7 @@ def compact(scores, row: int, masked: np.ndarray) -> OrderScores:
     )  # fmt: skip
     return OrderScores(
         masked, tokens, np.ones((depths, count, 2), np.float32), np.ascontiguousarray(s["base"][row][:, masked]), s["pair"][row][at],
-        s["last"][row][at], s["gate_node"], s["gate_commit"][row][masked], s["gate_position"][row][masked], s["gate_out"], moving,
+        s["last"][row][at], s["gate_node"][row], s["gate_commit"][row][masked], s["gate_position"][row][masked], s["gate_out"], moving,
     )  # fmt: skip
 
 

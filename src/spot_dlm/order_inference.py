@@ -52,6 +52,7 @@ class FastScorer:
         self.linear: LinearScore = model.linear
         self._bias: dict[int, list[Tensor]] = {}
         self._relative: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._sharpness = model.sharpness.numpy()
         self._weight = model.linear.weight.numpy()
         self._kind_weight, self._kind_bias = model.linear.token.weight.t().contiguous(), model.linear.token.bias
         if model.config.kind == "linear":
@@ -122,6 +123,7 @@ class FastScorer:
             effect = encoded.effect[0][masked[:, None], masked] + parts[8].mm(parts[9].t()).numpy()
             rounded = bool(encoded.rounded[0])
             dynamic = self.dynamic[0] + self.dynamic[1] if rounded else self.dynamic[0]
+            dynamic = dynamic * self._sharpness[int(rounded)]
             sure, known = encoded.sure[0].take(masked, axis=1), encoded.known[0][masked]
             moving = Moving(sure, np.ascontiguousarray(effect, np.float32), known, float(encoded.known_root[0]), dynamic, rounded)
             mixed = (token.view(-1, token.shape[-1]) @ self.token_in).view(depths, count, -1)
@@ -132,7 +134,9 @@ class FastScorer:
         if not token_branches:
             chances[..., 1] = 0
         tokens = ahead.tokens[np.minimum(np.arange(depths), len(ahead.tokens) - 1)]
-        f32 = np.float32
+        f32, sharp = np.float32, self._sharpness[int(encoded.rounded[0])]
+        base, pair, last = base * sharp, pair * sharp, last * sharp
+        gate_node, gate_commit, gate_position = gate_node * sharp, gate_commit * sharp, gate_position * sharp
         return OrderScores(
             masked, tokens, chances, np.ascontiguousarray(base, f32), np.ascontiguousarray(pair, f32), np.ascontiguousarray(last, f32),
             gate_node, gate_commit, gate_position, gate_out, moving,

@@ -63,7 +63,7 @@ class Scores(NamedTuple):
     base: Float[Tensor, "B D L"]
     pair: Float[Tensor, "B L L"]
     last: Float[Tensor, "B L L"]
-    gate_node: Float[Tensor, "D H"]
+    gate_node: Float[Tensor, "B D H"]
     gate_commit: Float[Tensor, "B L H"]
     gate_position: Float[Tensor, "B L H"]
     gate_out: Float[Tensor, " H"]
@@ -167,6 +167,8 @@ class OrderModel(nn.Module):
         super().__init__()
         self.config = config
         self.linear = LinearScore(config.depths)
+        self.sharpness = nn.Buffer(torch.ones(2))
+        """Factor of every score, for exact and for rounded confidences; set after training so that reach probabilities are right."""
         if config.kind == "order":
             self.embed = nn.Linear(NUM_POSITION, config.width)
             self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
@@ -207,17 +209,6 @@ class OrderModel(nn.Module):
         """Parameters, at most MAX_PARAMETERS."""
         return sum(p.numel() for p in self.parameters())
 
-    @torch.no_grad()
-    def scale(self, factor: float) -> None:
-        """Multiply every score by a factor: below 1 the model becomes less sure, its order of positions stays."""
-        parts: list[Tensor] = [self.linear.weight, self.linear.pair, self.linear.last]
-        if self.config.kind == "order":
-            ends = self.split
-            parts += [self.depth, self.gate_out, self.dynamic]
-            parts += [self.heads.weight[ends[0] : ends[1]], self.heads.weight[ends[2] : ends[3]]]
-        for part in parts:
-            part.mul_(factor)
-
     def forward(self, given: Inputs) -> Scores:
         """Run once per pass; O(L) tokens through the network, nothing per node."""
         linear, token, rounded = given.linear, given.token, given.rounded
@@ -230,9 +221,9 @@ class OrderModel(nn.Module):
         if self.config.kind == "linear":
             none = linear.new_zeros(size, length, 0)
             shape = (size, length, length)
-            parts = (none.new_zeros(depths, 0), none, none, none.new_zeros(0), kinds)
+            parts = (none.new_zeros(size, depths, 0), none, none, none.new_zeros(0), kinds)
             dynamic = none.new_zeros(size, 2, NUM_DYNAMIC)
-            return Scores(base, pair.expand(shape), last.expand(shape), *parts, *given[3:7], dynamic, rounded)
+            return self._sharpened(Scores(base, pair.expand(shape), last.expand(shape), *parts, *given[3:7], dynamic, rounded))
         with torch.autocast(device.type, enabled=False):
             x = self.embed(given.positions)
         for layer in self.layers:
@@ -247,8 +238,14 @@ class OrderModel(nn.Module):
             kinds = kinds + self.token_out(functional.relu(mixed))
             effect = given.effect + parts[8] @ parts[9].transpose(-1, -2)
             dynamic = self.dynamic[0] + rounded[:, None, None] * self.dynamic[1]
-        heads = (self.gate_node[which], parts[5], parts[6], self.gate_out, kinds)
-        return Scores(base, pair, last, *heads, given.sure, effect, given.known, given.known_root, dynamic, rounded)
+        heads = (self.gate_node[which].expand(size, -1, -1), parts[5], parts[6], self.gate_out, kinds)
+        return self._sharpened(Scores(base, pair, last, *heads, given.sure, effect, given.known, given.known_root, dynamic, rounded))
+
+    def _sharpened(self, scores: Scores) -> Scores:
+        """Multiply all scores by the sharpness; the gate's by its inputs, for relu is homogeneous."""
+        factor = self.sharpness[scores.rounded.long()][:, None, None]
+        names = ("base", "pair", "last", "gate_node", "gate_commit", "gate_position", "dynamic")
+        return scores._replace(**{name: getattr(scores, name) * factor for name in names})
 
 
 def path_scores(
@@ -268,7 +265,7 @@ def path_scores(
     total = scores.base[:, :depths] + before @ scores.pair
     total = total + torch.cat((taken.new_zeros(size, 1, length), taken[:, :-1] @ scores.last), dim=1)
     if scores.gate_out.shape[0]:
-        node = scores.gate_node[:depths] + before @ scores.gate_commit
+        node = scores.gate_node[:, :depths] + before @ scores.gate_commit
         hidden = functional.relu(node[:, :, None] + scores.gate_position[:, None])
         total = total + hidden @ scores.gate_out
     remaining = masked[:, None] & (before == 0)

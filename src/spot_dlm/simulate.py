@@ -21,7 +21,8 @@ from spot_dlm.growth import _word, grow_moving, walk
 from spot_dlm.order_model import OrderModel, Scores, inputs
 from spot_dlm.trace_states import TraceStates
 
-DEPTHS = 16
+DEPTHS = 32
+"""Transitions below a root that are simulated; at T > 0 traces know the coming tokens of the first 16 only, the rest repeat."""
 _STATES_PER_CHUNK = 256
 
 
@@ -183,7 +184,7 @@ def _grow(a, row, budget):
     _, _, _, depth, reach, _, hashes = grow_moving(
         np.ascontiguousarray(a.look_ahead[row][:, at]), np.ascontiguousarray(a.p_token[row][:, at]),
         np.ascontiguousarray(a.base[row][:, at]), np.ascontiguousarray(a.pair[row][at][:, at]),
-        np.ascontiguousarray(a.last[row][at][:, at]), a.gate_node, np.ascontiguousarray(a.gate_commit[row][at]),
+        np.ascontiguousarray(a.last[row][at][:, at]), a.gate_node[row], np.ascontiguousarray(a.gate_commit[row][at]),
         np.ascontiguousarray(a.gate_position[row][at]), a.gate_out, np.ascontiguousarray(a.sure[row][:, at]),
         np.ascontiguousarray(a.effect[row][at][:, at]), a.known[row][at], np.float64(a.known_root[row]),
         np.ascontiguousarray(a.dynamic[row]), a.rounded[row] > 0, budget,

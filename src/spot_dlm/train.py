@@ -31,7 +31,7 @@ from spot_dlm.traces import Traces
 
 VALIDATION_SHARE = 0.04
 MAX_VALIDATION_BLOCKS = 480
-SCALES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
+SHARPNESS = (0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7)
 BUDGETS = (8, 32)
 """Budgets at which a checkpoint is judged."""
 DEFAULTS: dict[Kind, dict[str, Any]] = {"order": {}, "linear": {"steps": 600, "adam_lr": 0.02, "eval_every": 100}}
@@ -208,24 +208,26 @@ def judged_states(states: TraceStates, blocks: Int64[np.ndarray, " n"]) -> Int64
     return states.indices[inside & drafted] if (inside & drafted).any() else states.indices[inside]
 
 
-def calibrate_scale(model: OrderModel, states: TraceStates, indices: Int64[np.ndarray, " k"]) -> float:
-    """Scale the scores so that on held-out states, by budget and setting, as many transitions are expected as are made; return the factor.
+def calibrate(model: OrderModel, states: TraceStates, indices: Int64[np.ndarray, " k"]) -> list[float]:
+    """Set the model's sharpness so that on held-out states, by budget and setting, as many transitions are expected as are made.
 
-    A network that knows its training blocks is too sure elsewhere; the order of positions does not change.
+    A network that knows its training blocks is too sure elsewhere. Exact and rounded confidences have a factor each.
     """
     model.eval()
     setting = states.setting_of_block[states.block_of[indices]]
-    groups = [setting == number for number in np.unique(setting)]
-    found: dict[float, float] = {}
-    weights = copy_weights(model)
-    for factor in SCALES:
-        model.scale(factor)
-        outcomes = draft_outcomes(model, states, indices, BUDGETS).values()
-        found[factor] = sum(abs(np.log(expected[at].mean() / made[at].mean())) for made, expected in outcomes for at in groups)
-        model.load_state_dict(weights)
-    best = min(found, key=lambda f: found[f])
-    model.scale(best)
-    return best
+    for kind in (0, 1):
+        groups = [setting == number for number in np.unique(setting) if states.rounded[number] == kind]
+        if not groups:
+            continue
+        of_kind = np.flatnonzero(np.any(groups, axis=0))
+        error: dict[float, float] = {}
+        for factor in SHARPNESS:
+            model.sharpness[kind] = factor
+            outcomes = draft_outcomes(model, states, indices[of_kind], BUDGETS).values()
+            inside = [at[of_kind] for at in groups]
+            error[factor] = sum(abs(np.log(expected[at].mean() / made[at].mean())) for made, expected in outcomes for at in inside)
+        model.sharpness[kind] = min(error, key=lambda f: error[f])
+    return [round(f, 3) for f in model.sharpness.tolist()]
 
 
 def evaluate(model: OrderModel, states: TraceStates, blocks: Int64[np.ndarray, " n"]) -> dict[str, float]:
@@ -322,7 +324,7 @@ def train(
             replace_file(checkpoint, partial(torch.save, state | tensors))
         progress(step, row)
     model.load_state_dict(best)
-    scale = calibrate_scale(model, states, judged_states(states, blocks))
+    sharpness = calibrate(model, states, judged_states(states, blocks))
     best_row = max(history.rows, key=lambda r: r["score"])
     about = {
         **identity,
@@ -332,7 +334,7 @@ def train(
         "validation_blocks": len(blocks),
         "best_step": best_row["step"],
         "best": best_row,
-        "scale": scale,
+        "sharpness": sharpness,
         "history": history.rows,
     }
     save_order_model(out, model, traces.manifest, {k: v for k, v in about.items() if k != "history"}, command)
