@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, no_type_check
 
 import numpy as np
+import torch
 from jaxtyping import Float32, Int8, Int16, Int64
 from numba import njit
 
@@ -92,7 +93,9 @@ def live_state(context: DraftContext, depths: int, with_effects: bool = True) ->
     length = len(root.canvas)
     outputs = read_outputs(last.before.masked, context.logits, context.sampling)
     at = np.flatnonzero(root.canvas[last.before.masked] == -1)
-    ahead = look_ahead(outputs.take(at), root, context.rule, context.sampling, context.noise, depths, last.candidates.fine[at])
+    stale = context.logits[torch.from_numpy(at).to(context.logits.device)]
+    known_of_rows = (root, context.rule, context.sampling, context.noise, depths, last.candidates.fine[at], stale)
+    ahead = look_ahead(outputs.take(at), *known_of_rows)
     before, masked = last.before.masked, root.masked
     status = np.full((1, length), TAIL, dtype=np.int8)
     age = np.zeros((1, length), dtype=np.int16)

@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from typing import no_type_check
 
 import numpy as np
-from jaxtyping import Float32, Int, Int64
+import torch
+from jaxtyping import Float, Float32, Int, Int64
 from numba import njit
+from torch import Tensor
 
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.outputs import Outputs
 from spot_dlm.state import BlockState
-from spot_dlm.transition import Sampling, UnmaskRule
+from spot_dlm.transition import Sampling, UnmaskRule, propose
+
+WIDE_TAIL, WHOLE_DEPTHS = 0.01, 8
+"""Positions whose kept tokens lack more mass than the first are drawn from the whole vocabulary, so many depths far."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ def look_ahead(
     noise: CoupledNoise,
     depths: int,
     fine: Float32[np.ndarray, " m"] | None = None,
+    logits: Float[Tensor, "m V"] | None = None,
 ) -> LookAhead:
     """Return the look-ahead of the root's masked positions (those of `outputs`) from the root's own step on.
 
@@ -50,6 +56,7 @@ def look_ahead(
         noise: the noise of this sequence.
         depths: steps to look ahead, the root's own being the first.
         fine: the stale ranking values, for rules whose confidence does not depend on the drawn token (margin, entropy, ...).
+        logits: stale logits of the same rows, so that tokens outside the best few are drawn where these leave a share of the mass.
     """
     if sampling.temperature == 0:
         shape = (1, len(outputs.positions))
@@ -71,7 +78,39 @@ def look_ahead(
         values = np.broadcast_to(outputs.logp[None, :, :1], picked.shape)
     else:
         values = np.broadcast_to(fine[None, :, None], picked.shape)
-    return LookAhead(tokens, np.ascontiguousarray(values, dtype=np.float32), margin)
+    ahead = LookAhead(tokens, np.array(values, dtype=np.float32), margin)
+    if logits is not None and sampling.temperature > 0:
+        _draw_whole(ahead, outputs, logits, root, rule, sampling, noise)
+    return ahead
+
+
+def _draw_whole(
+    ahead: LookAhead,
+    outputs: Outputs,
+    logits: Float[Tensor, "m V"],
+    root: BlockState,
+    rule: UnmaskRule,
+    sampling: Sampling,
+    noise: CoupledNoise,
+) -> None:
+    """Draw again from the whole vocabulary where the kept tokens lack mass, for the first WHOLE_DEPTHS depths.
+
+    A token from outside becomes the best one and the one it replaces the second; the noise is what verification will ask for anyway.
+    """
+    wide = np.flatnonzero(np.exp(outputs.source).sum(axis=1) < 1 - WIDE_TAIL)
+    depths = min(len(ahead.margin), WHOLE_DEPTHS)
+    if not len(wide):
+        return
+    vocab_size, at = logits.shape[-1], torch.from_numpy(wide).to(logits.device)
+    drawn = [noise.rows(root.block, root.step + d, outputs.positions, vocab_size)[at] for d in range(depths)]
+    flat = propose(np.tile(outputs.positions[wide], depths), logits[at].repeat(depths, 1), rule, sampling, torch.cat(drawn))
+    tokens, fine = flat.tokens.reshape(depths, -1), flat.fine.reshape(depths, -1)
+    for d in range(depths):
+        new = tokens[d] != ahead.tokens[d, wide, 0]
+        rows = wide[new]
+        ahead.tokens[d, rows, 1], ahead.fine[d, rows, 1] = ahead.tokens[d, rows, 0], ahead.fine[d, rows, 0]
+        ahead.tokens[d, rows, 0], ahead.fine[d, rows, 0] = tokens[d, new], fine[d, new]
+        ahead.margin[d, rows] = 1.0
 
 
 def _normalised(scores: Float32[np.ndarray, "m K"]) -> Float32[np.ndarray, "m K"]:

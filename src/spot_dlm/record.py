@@ -205,7 +205,8 @@ def _record_state(
     tokens = outputs.ids[at, 0]
     if depths:
         rows = outputs.take(at)
-        ahead = look_ahead(rows, transition.state, params.rule, params.sampling, noise, depths, candidates.fine[at])
+        stale = logits[torch.from_numpy(at).to(logits.device)]
+        ahead = look_ahead(rows, transition.state, params.rule, params.sampling, noise, depths, candidates.fine[at], stale)
         columns.add("ahead", tokens=ahead.tokens, fine=ahead.fine, margin=ahead.margin)
         tokens = ahead.tokens[0, :, 0]
     known = np.zeros(len(before.masked), dtype=np.float32)
