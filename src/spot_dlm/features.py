@@ -93,7 +93,7 @@ def live_state(context: DraftContext, depths: int, with_effects: bool = True) ->
     length = len(root.canvas)
     outputs = read_outputs(last.before.masked, context.logits, context.sampling)
     at = np.flatnonzero(root.canvas[last.before.masked] == -1)
-    stale = context.logits[torch.from_numpy(at).to(context.logits.device)]
+    stale = context.logits[torch.from_numpy(at).to(context.logits.device)] if context.sampling.temperature > 0 else None
     known_of_rows = (root, context.rule, context.sampling, context.noise, depths, last.candidates.fine[at], stale)
     ahead = look_ahead(outputs.take(at), *known_of_rows)
     before, masked = last.before.masked, root.masked
