@@ -264,16 +264,20 @@ def _pairs(codes: Int64[np.ndarray, " k"]) -> Node:
     return tuple((code // MAX_TOKENS + 1, code % MAX_TOKENS + 1) for code in codes.tolist())
 
 
+NEVER = 2**31
+"""More nodes than any budget."""
+
+
 def accepted(formulas: Formulas, graph: RankGraph) -> Int64[np.ndarray, "S K"]:
-    """Return how many first nodes of the graph each root needs to accept 1, 2, ... guesses; len(graph) + 1: it never does."""
+    """Return how many first nodes of the graph each root needs to accept 1, 2, ... guesses; NEVER where it does not."""
     known = {frozenset(node): n for n, node in enumerate(graph.nodes, 1)}
-    needed = np.full(formulas.codes.shape, len(graph) + 1, dtype=np.int64)
+    needed = np.full(formulas.codes.shape, NEVER, dtype=np.int64)
     seen: dict[tuple[int, ...], list[int]] = {}
     for row, (codes, length) in enumerate(zip(formulas.codes.tolist(), formulas.lengths.tolist(), strict=True)):
         path = tuple(codes[:length])
         if path not in seen:
             pairs = _pairs(formulas.codes[row, :length])
-            seen[path] = [known.get(frozenset(pairs[:k]), len(graph) + 1) for k in range(1, length + 1)]
+            seen[path] = [known.get(frozenset(pairs[:k]), NEVER) for k in range(1, length + 1)]
         needed[row, :length] = seen[path]
     return np.maximum.accumulate(needed, axis=1)
 

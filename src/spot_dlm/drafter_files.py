@@ -31,7 +31,7 @@ class OrderModelFile:
     @property
     def target_fingerprint(self) -> str:
         """Fingerprint of the target whose traces trained it."""
-        return str(self.about.get("target", {}).get("fingerprint", ""))
+        return str((self.about.get("target") or {}).get("fingerprint", ""))
 
 
 def save_order_model(folder: Path, model: OrderModel, traces: Mapping[str, Any], training: Mapping[str, Any], command: str = "") -> None:

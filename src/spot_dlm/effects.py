@@ -63,6 +63,7 @@ class Effects:
 
 def sureness_of(logits: torch.Tensor) -> Float32[np.ndarray, " M"]:
     """Return -log(1 - p1) of every row, exact where p1 rounds to 1."""
+    logits = logits.float()
     top = logits.max(dim=-1, keepdim=True)
     odds = (logits - top.values).clamp_(min=-80.0).exp_()
     odds.scatter_(-1, top.indices, 0.0)

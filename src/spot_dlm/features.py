@@ -4,7 +4,7 @@ A `StateBatch` holds B states of blocks of L positions densely: the last distrib
 state), and the look-ahead with the coming noise (method.md section 6). `encode` turns it into the inputs of `order_model`. Knows
 nothing of models, files and targets.
 
-Example: `encode(live_state(context, depths=8)).positions` has shape [1, L, NUM_POSITION].
+Example: `encode(live_state(context, depths=8)[0], depths=8).positions` has shape [1, L, NUM_POSITION].
 """
 
 from dataclasses import dataclass
@@ -154,7 +154,9 @@ def remember(memory: dict[str, Any], graph: DraftGraph, logits: MaskedLogits, ca
     """Take a pass into the block's memory of effects and return it."""
     effects = memory.setdefault("effects", Effects.empty(len(canvas)))
     assert isinstance(effects, Effects)
-    effects.observe(graph, logits, canvas, advanced)
+    if memory.get("observed") is not graph:  # a second draft of one pass sees the same
+        effects.observe(graph, logits, canvas, advanced)
+        memory["observed"] = graph
     return effects
 
 

@@ -1,7 +1,8 @@
 """What the target would draw and how sure it would be at the next steps, if the last distributions still held (method.md section 5).
 
 The noise of later steps is known, so at T > 0 the tokens of every later step are known too, up to what the distributions do meanwhile.
-Restricted to the few best tokens of `Outputs`. Knows nothing of drafters and of how the order is predicted.
+Among the few best tokens of `Outputs`; near steps from the
+whole vocabulary where these lack mass. Knows nothing of drafters and of how the order is predicted.
 
 Example: `look_ahead(read_outputs(root.masked, logits, sampling), root, UnmaskRule(), sampling, noise, depths=7).tokens[0]`.
 """
@@ -97,7 +98,8 @@ def _draw_whole(
 
     A token from outside becomes the best one and the one it replaces the second; the noise is what verification will ask for anyway.
     """
-    wide = np.flatnonzero(np.exp(outputs.source).sum(axis=1) < 1 - WIDE_TAIL)
+    open_ended = np.isfinite(outputs.scores[:, -1])  # no filter cuts among the kept tokens
+    wide = np.flatnonzero((np.exp(outputs.source).sum(axis=1) < 1 - WIDE_TAIL) & open_ended)
     depths = min(len(ahead.margin), WHOLE_DEPTHS)
     if not len(wide):
         return

@@ -4,7 +4,7 @@
 the additive form that `growth` expands without running a network per node. Vocabulary-free, so it transfers between targets. Knows
 nothing of files, targets and training.
 
-Example: `OrderModel(OrderConfig())(*inputs(encode(batch, depths=8)))`.
+Example: `OrderModel(OrderConfig())(inputs(encode(batch, depths=8)))`.
 """
 
 import math
@@ -49,6 +49,11 @@ class OrderConfig:
         for name in ("width", "layers", "heads", "hidden", "rank", "gate", "depths"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number of at least 1")
+        at_least = self.layers * (4 * self.width**2 + 2 * self.width * self.hidden) + self.width * self.rank + self.depths * self.gate
+        if self.kind == "order" and at_least > MAX_PARAMETERS:
+            raise ValueError(
+                f"the order model would have over {at_least} parameters, at most {MAX_PARAMETERS} are allowed; make it smaller"
+            )
         if self.width % self.heads:
             raise ValueError(f"width={self.width} must be a multiple of heads={self.heads}")
 

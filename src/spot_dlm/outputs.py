@@ -16,7 +16,7 @@ from torch import Tensor
 from spot_dlm.transition import Sampling, temper
 
 NUM_TOP = 16
-"""Tokens kept of every distribution; a coupled token outside them is taken for one inside, which costs a guess and never an answer."""
+"""Tokens kept of every distribution; what lies outside costs a guess at times and never an answer."""
 
 _FLOOR = -80.0
 """Log-probabilities below it are all the same to a drafter (and exp stays a normal float32)."""

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spot_dlm.artifacts import provenance, read_json, write_json
+from spot_dlm.artifacts import file_hash, provenance, read_json, write_json
 from spot_dlm.decode import BlockFinished, BlockStarted, Finished, Pass, decode_steps
 from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters import Root
@@ -150,7 +150,11 @@ class Recording:
             "max_depth": self.max_depth,
             "prompts": [{"id": p.get("id", i), "family": p.get("family", "")} for i, p in enumerate(self.prompts)],
             "prompts_hash": hashlib.sha256(texts.encode()).hexdigest(),
-            **({"drafter": self.drafter, "nodes": list(self.nodes)} if self.drafter else {}),
+            **(
+                {"drafter": self.drafter, "drafter_sha256": file_hash(Path(self.drafter) / "model.safetensors"), "nodes": list(self.nodes)}
+                if self.drafter
+                else {}
+            ),
             **({"load_options": self.load_options} if self.load_options else {}),
         }
 

@@ -64,7 +64,7 @@ class TrainParams:
     """
 
     kind: Kind = "order"
-    steps: int = 6000
+    steps: int = 4200
     positions: int = 6144
     depths: int = 16
     discount: float = 0.93
@@ -72,10 +72,10 @@ class TrainParams:
     drafted_share: float = 0.6
     dropout: float = 0.15
     jitter: float = 0.05
-    muon_lr: float = 0.01
+    muon_lr: float = 0.02
     adam_lr: float = 2e-3
-    decay: float = 0.5
-    eval_every: int = 250
+    decay: float = 0.65
+    eval_every: int = 300
     bfloat16: bool = False
     seed: int = 0
 
@@ -335,6 +335,7 @@ def train(
         "best_step": best_row["step"],
         "best": best_row,
         "sharpness": sharpness,
+        "calibrated": evaluate(model, states, blocks),
         "history": history.rows,
     }
     save_order_model(out, model, traces.manifest, {k: v for k, v in about.items() if k != "history"}, command)

@@ -5,7 +5,7 @@
 Example: `run(target, Grid(tasks=("json",), limit=2), entries(["chain", "oracle"])[0], print)`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -195,18 +195,20 @@ class _Prompt:
             counts = self.standard.result.counts
             return Run(self.setting, self.id, "root", "root", nodes, counts.nfe, counts.nfe, counts.transitions, 0, float(counts.nfe))
         params, drafter = replace(self.params, nodes=nodes), entry.build(self.standard, nodes)
-        events: list[Event] = []
-        expected = 0.0
-        for event in decode_steps(target, self.ids, drafter, params):
-            events.append(event)
-            if isinstance(event, Pass):
-                expected += float(event.graph.reach.sum())
-        decoded = Trajectory.of(events)
+        expected: list[float] = []
+
+        def watched() -> Iterator[Event]:  # keeps no event, for a pass holds the logits of all its nodes
+            for event in decode_steps(target, self.ids, drafter, params):
+                if isinstance(event, Pass):
+                    expected.append(float(event.graph.reach.sum()))
+                yield event
+
+        decoded = Trajectory.of(watched())
         divergence = first_divergence(self.standard, decoded, params.rule)
         if divergence is not None:
             divergence = refine(divergence, target, self.ids, params)
         counts = decoded.result.counts
-        sums = (self.standard.result.counts.nfe, counts.nfe, counts.transitions, counts.drafted, expected)
+        sums = (self.standard.result.counts.nfe, counts.nfe, counts.transitions, counts.drafted, sum(expected))
         return Run(self.setting, self.id, entry.label, entry.family, nodes, *sums, divergence, audit, str(divergence or ""))
 
     def audit(self, target: Target, compared: Sequence[Entry], runs: Sequence[Run]) -> Run:

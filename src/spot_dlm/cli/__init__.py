@@ -1,4 +1,4 @@
-"""The command `spot`: generate, verify, info, demo, trace, analyze, bench. Answers go to stdout, progress and errors to stderr.
+"""The command `spot` and its subcommands. Answers go to stdout, progress and errors to stderr.
 
 `main` turns what a user can cause (bad values, missing files, a full disk, an operation the device lacks, ctrl-C) into one line and an
 exit code; SPOT_DEBUG=1 shows the traceback. Exit codes: 0 done, 1 not identical, 2 bad input or a run that cannot go on, 130

@@ -4,7 +4,7 @@ What `make demo` runs; the exit code says whether all answers and orders are ide
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from spot_dlm.cli import options as o
 from spot_dlm.cli.canvas import Canvas
 from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
-from spot_dlm.decode import Event, decode_steps
+from spot_dlm.decode import Event, decode_steps, generate
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.tasks import FAMILY_TASKS, TaskPrompt, grade, load_prompts
@@ -61,6 +61,7 @@ def demo(
     target = o.open_target("shipped", o.TargetOptions(threads=threads))
     spec = target.spec
     guess = o.open_drafter(drafter, spec, o.DrafterFiles(), lambda text: console.print(text, highlight=False))
+    generate(target, prompts[0].prompt, guess, replace(params, max_new_tokens=2 * spec.block_length))  # compiled code is loaded untimed
     console.print(
         f"The shipped model ({spec.num_parameters / 1e6:.1f}M parameters, blocks of {spec.block_length}, {spec.device}), drafter "
         f"{guess.name}, {nodes} nodes, temperature {temperature:g}: every prompt plainly, then speculatively.",

@@ -11,6 +11,7 @@ from typing import Annotated, get_args
 import torch
 import typer
 
+from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters import AUTO, CALIBRATED, DRAFTERS, Calibrated, Order, build_drafter, is_foreign
 from spot_dlm.growth import is_compiled
 from spot_dlm.interfaces import DecodeParams, Drafter, Stop, Target, TargetSpec
@@ -127,6 +128,9 @@ def open_drafter(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable
 
 def is_left_out(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable[[str], None]) -> bool:
     """Whether 'all' does not stand for a drafter because it was fitted on another target; says so."""
+    if files.file is not None and name in ("order", "linear") and load_order_model(files.file).model.config.kind != name:
+        say(f"{name} is left out: --drafter-file holds a drafter of the other kind")
+        return True
     drafter = build_drafter(name, graph=files.graph, file=files.file)
     left_out = is_foreign(drafter, spec) and not files.transfer
     if left_out:

@@ -51,8 +51,12 @@ def trace(
     spread: Annotated[bool, typer.Option("--spread", help="Decode every prompt in one setting only, in turn, not in all of them.")] = False,
     drafter_file: Annotated[
         Path | None,
-        typer.Option("--drafter-file", metavar="DIR", help="Record by speculative decoding with this drafter ('spot train'): same steps, "
-                     "and what its passes show of the effects of commits, which training makes use of."),
+        typer.Option(
+            "--drafter-file",
+            metavar="DIR",
+            help="Record by speculative decoding with this drafter ('spot train'): same steps, "
+            "and what its passes show of the effects of commits, which training makes use of.",
+        ),
     ] = None,
     nodes: Annotated[list[int], typer.Option("--nodes", help="Its budgets, in turn. Repeatable.")] = [8, 16, 32],  # noqa: B006
     workers: Annotated[int, typer.Option("--workers", help="Processes, each with its own copy of the model.")] = 1,
@@ -92,6 +96,8 @@ def trace(
     console = stderr_console()
     lines, families = _prompt_lines(prompts, task, limit, console)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw))
+    if drafter_file is not None and load_order_model(drafter_file).target_fingerprint != target.spec.fingerprint:
+        _say(console, "the drafter of --drafter-file was trained on another model: fewer of its guesses will come true")
     for line in lines:
         for length in {s.block_length for s in settings}:
             prepare(target, line, o.decode_params(max_new_tokens=max_new_tokens, block_length=length))

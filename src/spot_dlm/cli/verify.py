@@ -102,7 +102,7 @@ def verify(
     names = [d for name in drafter for d in (o.ALL_DRAFTERS if name == "all" else [name])]
     o.check_strict(strict, max(nodes))
     files = o.DrafterFiles(graph, drafter_file, transfer)
-    for name in names:
+    for name in drafter if "all" not in drafter else ():
         build_drafter(name, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
     budgets = list(dict.fromkeys(nodes))
     console = stderr_console()

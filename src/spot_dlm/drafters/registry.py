@@ -95,7 +95,7 @@ def build_drafter(
     drafter = DRAFTERS[name](_Files(graph, file))
     if spec is not None and not transfer and is_foreign(drafter, spec):
         raise ValueError(
-            f"drafter {name} was fitted on target {origin(drafter)} ({_about(drafter).get('target', {}).get('name', '?')}), this one is "
+            f"drafter {name} was fitted on target {origin(drafter)} ({(_about(drafter).get('target') or {}).get('name', '?')}), this one is "
             f"{spec.fingerprint} ({spec.name}); answers would be the same, but it may guess badly: give --transfer to use it all the same"
         )
     return drafter
@@ -110,7 +110,7 @@ def _about(drafter: Drafter) -> dict[str, Any]:
 def origin(drafter: Drafter) -> str | None:
     """Return the fingerprint of the target that a drafter was fitted on; None where it needs none."""
     about = _about(drafter)
-    return str(about.get("target", {}).get("fingerprint", "")) if about else None
+    return str((about.get("target") or {}).get("fingerprint", "")) if about else None
 
 
 def is_foreign(drafter: Drafter, spec: TargetSpec) -> bool:
