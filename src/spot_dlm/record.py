@@ -343,7 +343,9 @@ def record(
                 record_shard(target, recording, folder, number, lambda: progress(next(done), total))
         about = provenance(target.spec, command)
         about |= {
-            k: plan[k] for k in ("settings", "prompts", "prompts_hash", "seed", "spread", "max_depth", "drafter", "nodes") if k in plan
+            k: plan[k]
+            for k in ("settings", "prompts", "prompts_hash", "seed", "spread", "max_depth", "drafter", "drafter_sha256", "nodes")
+            if k in plan
         }
         for setting in about["settings"]:
             setting["block_length"] = setting["block_length"] or target.spec.block_length

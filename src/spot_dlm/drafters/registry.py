@@ -94,9 +94,10 @@ def build_drafter(
         raise ValueError(f"drafter={name!r} is unknown; choose one of {', '.join((AUTO, *DRAFTERS))}")
     drafter = DRAFTERS[name](_Files(graph, file))
     if spec is not None and not transfer and is_foreign(drafter, spec):
+        theirs = (_about(drafter).get("target") or {}).get("name", "?")
         raise ValueError(
-            f"drafter {name} was fitted on target {origin(drafter)} ({(_about(drafter).get('target') or {}).get('name', '?')}), this one is "
-            f"{spec.fingerprint} ({spec.name}); answers would be the same, but it may guess badly: give --transfer to use it all the same"
+            f"drafter {name} was fitted on target {origin(drafter)} ({theirs}), this one is {spec.fingerprint} ({spec.name}); answers "
+            "would be the same, but it may guess badly: give --transfer to use it all the same"
         )
     return drafter
 
