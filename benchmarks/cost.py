@@ -22,7 +22,7 @@ from spot_dlm.stats import Counts
 from spot_dlm.tasks import load_prompts
 
 TASKS = ("json", "python", "arithmetic", "rewrite")
-SETTINGS = (("root", 1), ("chain", 2), ("chain", 4), ("chain", 8))
+SETTINGS = (("root", 1), ("chain", 2), ("chain", 4), ("chain", 8), ("order", 4), ("order", 8))
 
 
 def measure(target: spot.Target, prompts: list[str], temperature: float, repeats: int) -> list[dict[str, Any]]:
