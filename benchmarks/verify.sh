@@ -24,6 +24,15 @@ families() {
     run verify-budgets-T1 --limit 6 --max-new-tokens 64 --nodes 2 --nodes 16 --temperature 1 --drafter all
 }
 
+learned() {
+    local tasks="--task json --task python --task arithmetic --task rewrite --task stdlib" nodes="--nodes 2 --nodes 4 --nodes 8 --nodes 16 --nodes 32"
+    # shellcheck disable=SC2086
+    run verify-order $tasks --limit 3 --drafter order --drafter calibrated --drafter linear $nodes --temperature 0 --temperature 1
+    # shellcheck disable=SC2086
+    run verify-order-top-p $tasks --limit 3 --drafter order --drafter calibrated $nodes --temperature 0.7 --top-p 0.9
+}
+
 human_eval &
 families
+learned
 wait
