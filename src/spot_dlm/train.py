@@ -113,12 +113,14 @@ class History:
 
 
 def split_sequences(traces: Traces, seed: int) -> tuple[Int64[np.ndarray, " a"], Int64[np.ndarray, " b"]]:
-    """Return (training, validation) sequences; all sequences of a prompt are on one side.
+    """Return (training, validation) sequences; all sequences of a prompt (of an id) are on one side, whatever folder they come from.
 
     Raises:
         ValueError: if there are too few prompts to hold any back.
     """
-    prompts = traces.sequence["prompt"]
+    first: dict[str, int] = {}
+    number = np.array([first.setdefault(str(p["id"]), n) for n, p in enumerate(traces.prompts)])
+    prompts = number[traces.sequence["prompt"]]
     distinct = np.unique(prompts)
     if len(distinct) < 2:
         raise ValueError("the traces hold one prompt only; training needs at least 2, one of them held back")
