@@ -17,8 +17,8 @@ from numba import njit
 
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.interfaces import MaskedLogits
+from spot_dlm.outputs import MAX_SURENESS
 
-MAX_SURENESS = 40.0
 _NEVER = 1 << 30
 
 

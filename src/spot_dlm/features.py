@@ -18,8 +18,8 @@ from numba import njit
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.effects import Effects
 from spot_dlm.interfaces import DraftContext, MaskedLogits
-from spot_dlm.lookahead import LookAhead, decisive_rank, look_ahead
-from spot_dlm.outputs import read_outputs
+from spot_dlm.lookahead import LookAhead, count_places, decisive_rank, look_ahead
+from spot_dlm.outputs import MAX_SURENESS, read_outputs
 from spot_dlm.transition import Transition
 
 FEATURES_VERSION = 1
@@ -110,13 +110,12 @@ def live_state(context: DraftContext, depths: int, with_effects: bool = True) ->
     status[0, masked] = MASKED
     for back, transition in enumerate(context.history[-2:-4:-1]):
         past[0, back, transition.candidates.positions] = transition.candidates.fine
-    dense = {name: np.zeros((1, length, *shape), dtype=np.float32) for name, shape in _ROWS}
+    logp = np.zeros((1, length, NUM_LOGP), dtype=np.float32)
     kept = min(NUM_LOGP, outputs.logp.shape[1])
-    dense["logp"][0, before] = -80.0
-    dense["logp"][0, before, :kept] = outputs.logp[:, :kept]
-    dense["log_rest"][0, before] = outputs.log_rest
-    dense["entropy"][0, before] = outputs.entropy
-    dense["fine"][0, before] = last.candidates.fine
+    logp[0, before] = -80.0
+    logp[0, before, :kept] = outputs.logp[:, :kept]
+    rows_of = np.zeros((3, 1, length), dtype=np.float32)
+    rows_of[:, 0, before] = outputs.log_rest, outputs.entropy, last.candidates.fine
     count = len(ahead.margin)
     rank = decisive_rank(ahead.fine[..., 0], np.broadcast_to(masked, (count, len(masked))), context.rule)
     spread = np.zeros((3, 1, count, length), dtype=np.float32)
@@ -127,7 +126,7 @@ def live_state(context: DraftContext, depths: int, with_effects: bool = True) ->
     agree[0][:, masked] = ahead.tokens[..., 0] == outputs.ids[at, 0]
     temperature = np.array([context.sampling.temperature], dtype=np.float32)
     rounded = np.array([context.rule.resolution == "bfloat16"], dtype=np.int8)
-    logp, log_rest, entropy, fine = dense.values()
+    log_rest, entropy, fine = rows_of
     effect, known = _live_effects(context, ahead) if with_effects else _no_effects(length)
     state = StateBatch(
         status,
@@ -185,9 +184,6 @@ def select_effects(
     return (effects.value * (known > 0)[:, None])[None], known[None]
 
 
-_ROWS = (("logp", (NUM_LOGP,)), ("log_rest", ()), ("entropy", ()), ("fine", ()))
-
-
 def encode(batch: StateBatch, depths: int) -> Encoded:
     """Return the inputs of an order model for `depths` depths (a shorter look-ahead repeats its last step)."""
     size, length = batch.status.shape
@@ -217,7 +213,7 @@ def _clip(value: float, low: float, high: float) -> float:
 def sureness(fine: float) -> float:
     """Return -log(1 - p) of a log-probability, clipped to 0..40: how sure, resolved where p rounds to 1."""
     rest = -np.expm1(min(fine, 0.0))
-    return 40.0 if rest < 4e-18 else -np.log(rest)
+    return MAX_SURENESS if rest < 4e-18 else -np.log(rest)
 
 
 @njit(cache=True)
@@ -255,6 +251,7 @@ def _encode(
     place = np.zeros((depths, length), dtype=np.int64)
     sure = np.zeros((depths, length), dtype=np.float64)
     for b in range(size):
+        masked = status[b] == 3
         just, num_masked = -1, 0
         for i in range(length):
             if status[b, i] == 2:
@@ -263,16 +260,8 @@ def _encode(
                 num_masked += 1
         for d in range(min(depths, known_depths)):
             for i in range(length):
-                place[d, i] = 0
-                sure[d, i] = sureness(ahead_fine[b, d, i]) if status[b, i] == 3 else 0.0
-            for i in range(length):
-                if status[b, i] == 3:
-                    for j in range(i):
-                        if status[b, j] == 3:
-                            if ahead_rank[b, d, i] > ahead_rank[b, d, j]:
-                                place[d, j] += 1
-                            else:
-                                place[d, i] += 1
+                sure[d, i] = sureness(ahead_fine[b, d, i]) if masked[i] else 0.0
+            count_places(ahead_rank[b, d], masked, place[d])
         best = np.float32(-np.inf)
         num_known = 0.0
         near = known[b, just] if just >= 0 else 0.0
@@ -290,16 +279,7 @@ def _encode(
                     for j in range(length):
                         if status[b, j] == 3 and j != i:
                             out_effect[b, i, j] = _clip(effect[b, i, j], -8.0, 8.0)
-        for i in range(length):
-            shifted[i] = 0
-        for i in range(length):
-            if status[b, i] == 3:
-                for j in range(i):
-                    if status[b, j] == 3:
-                        if out_sure[b, 0, i] > out_sure[b, 0, j]:
-                            shifted[j] += 1
-                        else:
-                            shifted[i] += 1
+        count_places(out_sure[b, 0], masked, shifted)
         left_masked = 0
         for i in range(length):
             f = x[b, i]

@@ -16,12 +16,12 @@ from jaxtyping import Float32, Float64, Int32, Int64, UInt64
 from numba import njit
 
 from spot_dlm.draft_graph import DraftGraph
+from spot_dlm.outputs import MAX_SURENESS
 from spot_dlm.state import BlockState
 
 MIN_REACH = 1e-7
 """A transition with less reach makes no new candidate (it still counts towards one that exists)."""
 
-_MAX_SURENESS = 40.0
 _LOW = -1e300
 """What a score that is not finite counts as."""
 
@@ -85,6 +85,18 @@ _Edges = namedtuple("_Edges", "parent child commit older probability")
 """Transitions [E] from a node to a candidate: commit is 2 * position index + choice, older the edge to the same candidate before it."""
 
 
+Grown = tuple[
+    Int32[np.ndarray, " N"],
+    Int32[np.ndarray, " N"],
+    Int64[np.ndarray, " N"],
+    Int32[np.ndarray, " N"],
+    Float64[np.ndarray, " N"],
+    Int32[np.ndarray, "E 2"],
+    UInt64[np.ndarray, " N"],
+]
+"""Parent, position index, token, depth, reach of each node; edges; content hash of each node."""
+
+
 @njit(cache=True)
 @no_type_check  # so that the type-checked test run leaves the function to numba, here and below
 def _word(position: int, token: int) -> np.uint64:
@@ -134,7 +146,7 @@ def _add_dynamic(scores: _Scores, nodes: _Nodes, node: int, d: int, pi: np.ndarr
     sure, rank = np.zeros(count), np.zeros(count)
     for i in range(count):
         if not nodes.committed[node, i]:
-            sure[i] = min(max(scores.sure[d, i] + nodes.moved[node, i], 0.0), _MAX_SURENESS)
+            sure[i] = min(max(scores.sure[d, i] + nodes.moved[node, i], 0.0), MAX_SURENESS)
             rank[i] = _round_bfloat16(1.0 - np.exp(-sure[i])) if scores.rounded else sure[i]
     for i in range(count):
         if nodes.committed[node, i]:
@@ -276,15 +288,7 @@ def grow_moving(
     dynamic: Float32[np.ndarray, "2 4"],
     rounded: bool,
     budget: int,
-) -> tuple[
-    Int32[np.ndarray, " N"],
-    Int32[np.ndarray, " N"],
-    Int64[np.ndarray, " N"],
-    Int32[np.ndarray, " N"],
-    Float64[np.ndarray, " N"],
-    Int32[np.ndarray, "E 2"],
-    UInt64[np.ndarray, " N"],
-]:
+) -> Grown:
     """Grow as `grow_arrays` does, with sureness that moves (see Moving)."""
     scores = _Scores(
         tokens,
@@ -359,15 +363,7 @@ def grow_arrays(
     gate_position: Float32[np.ndarray, "m H"],
     gate_out: Float32[np.ndarray, " H"],
     budget: int,
-) -> tuple[
-    Int32[np.ndarray, " N"],
-    Int32[np.ndarray, " N"],
-    Int64[np.ndarray, " N"],
-    Int32[np.ndarray, " N"],
-    Float64[np.ndarray, " N"],
-    Int32[np.ndarray, "E 2"],
-    UInt64[np.ndarray, " N"],
-]:
+) -> Grown:
     """Grow a graph of at most `budget` nodes; return parent, position index, token, depth, reach, edges and content hash.
 
     Nodes are in order of selection, the root first with parent, position index and token -1. `parent` is the one that contributed
@@ -399,14 +395,23 @@ def grow_arrays(
 
 @njit(cache=True)
 @no_type_check
+def path_codes(positions: Int32[np.ndarray, " K"], tokens: Int64[np.ndarray, " K"]) -> UInt64[np.ndarray, " K+1"]:
+    """Return the content hash of every state along a path of commits, the root's first."""
+    codes = np.zeros(len(positions) + 1, np.uint64)
+    for k in range(len(positions)):
+        codes[k + 1] = codes[k] + _word(positions[k], tokens[k])
+    return codes
+
+
+@njit(cache=True)
+@no_type_check
 def walk(hashes: UInt64[np.ndarray, " N"], true_positions: Int32[np.ndarray, " K"], true_tokens: Int64[np.ndarray, " K"]) -> int:
     """Return how many of the true next commits, in order, are nodes of the grown graph, up to the first that is not."""
-    code = np.uint64(0)
+    codes = path_codes(true_positions, true_tokens)
     for k in range(len(true_positions)):
-        code += _word(true_positions[k], true_tokens[k])
         found = False
         for node in range(1, len(hashes)):
-            found = found or hashes[node] == code
+            found = found or hashes[node] == codes[k + 1]
         if not found:
             return k
     return len(true_positions)

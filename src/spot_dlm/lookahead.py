@@ -1,8 +1,8 @@
 """What the target would draw and how sure it would be at the next steps, if the last distributions still held (method.md section 5).
 
 The noise of later steps is known, so at T > 0 the tokens of every later step are known too, up to what the distributions do meanwhile.
-Among the few best tokens of `Outputs`; near steps from the
-whole vocabulary where these lack mass. Knows nothing of drafters and of how the order is predicted.
+Drawn among the few best tokens of `Outputs`, at near steps from the whole vocabulary where these lack mass. Knows nothing of drafters
+and of how the order is predicted.
 
 Example: `look_ahead(read_outputs(root.masked, logits, sampling), root, UnmaskRule(), sampling, noise, depths=7).tokens[0]`.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.outputs import Outputs
 from spot_dlm.state import BlockState
-from spot_dlm.transition import Sampling, UnmaskRule, propose
+from spot_dlm.transition import Sampling, UnmaskRule, propose, round_to
 
 WIDE_TAIL, WHOLE_DEPTHS = 0.01, 8
 """Positions whose kept tokens lack more mass than the first are drawn from the whole vocabulary, so many depths far."""
@@ -154,7 +154,10 @@ def decisive_rank(
     """Return the number by which the rule orders positions (higher first, then the lower position), from unrounded ranking values."""
     if rule.select == "left_to_right":
         return -positions.astype(np.float32)
-    rank = fine if rule.resolution == "float32" else _round_bfloat16(np.exp(np.minimum(fine, 0)) if _is_log(rule) else fine)
+    rank = fine
+    if rule.resolution != "float32":
+        natural = np.exp(np.minimum(fine, 0)) if _is_log(rule) else fine
+        rank = round_to(torch.from_numpy(np.array(natural, dtype=np.float32)), rule.resolution).numpy()
     if rule.select == "leftmost_above":
         natural = np.exp(fine) if _is_log(rule) else fine
         above = natural > rule.threshold if rule.strict else natural >= rule.threshold
@@ -164,30 +167,27 @@ def decisive_rank(
 
 def rule_order(fine: Float32[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], rule: UnmaskRule) -> Int64[np.ndarray, "D m"]:
     """Return each position's place (0 = first) in the order that the rule would commit in; ties go to the lower position."""
-    return places(decisive_rank(fine, np.ascontiguousarray(np.broadcast_to(positions, fine.shape)), rule))
+    rank = decisive_rank(fine, np.ascontiguousarray(np.broadcast_to(positions, fine.shape)), rule)
+    places, every = np.zeros(rank.shape, dtype=np.int64), np.ones(rank.shape[1], dtype=np.bool_)
+    for depth, row in enumerate(rank):
+        count_places(row, every, places[depth])
+    return places
 
 
 @njit(cache=True)
 @no_type_check
-def places(rank: np.ndarray) -> np.ndarray:
-    """Return the place of every entry of a row in descending order, the earlier entry first on ties; O(m^2), m is small."""
-    out = np.zeros(rank.shape, dtype=np.int64)
-    for d in range(rank.shape[0]):
-        for i in range(rank.shape[1]):
+def count_places(rank: np.ndarray, among: np.ndarray, out: np.ndarray) -> None:
+    """Write the place of every marked entry in descending order, the earlier entry first on ties, 0 elsewhere; O(m^2), m is small."""
+    out[:] = 0
+    for i in range(len(rank)):
+        if among[i]:
             for j in range(i):
-                if rank[d, i] > rank[d, j]:
-                    out[d, j] += 1
-                else:
-                    out[d, i] += 1
-    return out
+                if among[j]:
+                    if rank[i] > rank[j]:
+                        out[j] += 1
+                    else:
+                        out[i] += 1
 
 
 def _is_log(rule: UnmaskRule) -> bool:
     return rule.confidence in ("probability", "max_probability")
-
-
-def _round_bfloat16(values: Float32[np.ndarray, "D m"]) -> Float32[np.ndarray, "D m"]:
-    """Round to nearest even, as torch does."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    return rounded.astype(np.uint32).view(np.float32)

@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spot_dlm.effects import MAX_SURENESS
 from spot_dlm.features import NUM_LINEAR, NUM_POSITION, NUM_TOKEN, Encoded
+from spot_dlm.outputs import MAX_SURENESS
 
 Kind = Literal["order", "linear"]
 MAX_PARAMETERS = 620_000

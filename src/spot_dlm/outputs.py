@@ -18,6 +18,9 @@ from spot_dlm.transition import Sampling, temper
 NUM_TOP = 16
 """Tokens kept of every distribution; what lies outside costs a guess at times and never an answer."""
 
+MAX_SURENESS = 40.0
+"""Largest sureness -log(1 - p) that is told apart."""
+
 _FLOOR = -80.0
 """Log-probabilities below it are all the same to a drafter (and exp stays a normal float32)."""
 

@@ -17,13 +17,21 @@ from jaxtyping import Float64, Int64
 from numba import njit
 
 from spot_dlm.features import MASKED, encode
-from spot_dlm.growth import _word, grow_moving, walk
+from spot_dlm.growth import grow_moving, path_codes, walk
 from spot_dlm.order_model import OrderModel, Scores, inputs
 from spot_dlm.trace_states import TraceStates
 
 DEPTHS = 32
 """Transitions below a root that are simulated; at T > 0 traces know the coming tokens of the first 16 only, the rest repeat."""
 _STATES_PER_CHUNK = 256
+
+
+_Arrays = namedtuple(
+    "_Arrays",
+    "masked look_ahead p_token base pair last gate_node gate_commit gate_position gate_out sure effect known known_root dynamic rounded "
+    "positions tokens steps",
+)
+"""Scores of many roots over all positions, and the true path of each: positions, tokens and its number of steps."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +78,13 @@ def simulate(
         progress: called with blocks done and all blocks.
     """
     results = {budget: (np.zeros(len(blocks), np.int64), np.zeros(len(blocks))) for budget in budgets}
-    chunks = list(_chunks(states, blocks))
     done = 0
-    for chunk in chunks:
-        first, last = states.first_state[blocks[chunk]], states.first_state[blocks[chunk] + 1]
-        usable = np.maximum(last - first - 2, 0)
-        indices = np.concatenate([np.arange(f, f + u) for f, u in zip(first, usable, strict=True)]) if usable.sum() else np.empty(0, int)
-        starts = np.concatenate(([0], np.cumsum(usable)))
-        arrays = _score(model, states, indices, token_branches) if len(indices) else None
+    for chunk in _chunks(states, blocks):
+        arrays, starts, totals = _score_blocks(model, states, blocks[chunk], token_branches)
         for budget, (passes, expected) in results.items():
-            for at, number in enumerate(chunk):
-                total = int(last[at] - first[at])
-                if arrays is None or not usable[at]:
-                    passes[number], expected[number] = total, total
-                else:
-                    passes[number], expected[number] = _run_block(arrays, starts[at], total, budget)
+            for number, start, total in zip(chunk, starts, totals, strict=True):
+                drafts = arrays is not None and total > 2
+                passes[number], expected[number] = _run_block(arrays, start, total, budget) if drafts else (total, total)
         done += len(chunk)
         progress(done, len(blocks))
     transitions = (states.first_state[blocks + 1] - states.first_state[blocks]).astype(np.int64)
@@ -107,16 +107,10 @@ def reach_histogram(
     """
     counts = np.zeros((len(states.traces.settings), len(edges), 3))
     for chunk in _chunks(states, blocks):
-        first, last = states.first_state[blocks[chunk]], states.first_state[blocks[chunk] + 1]
-        usable = np.maximum(last - first - 2, 0)
-        if not usable.sum():
-            continue
-        arrays = _score(model, states, np.concatenate([np.arange(f, f + u) for f, u in zip(first, usable, strict=True)]), True)
-        starts = np.concatenate(([0], np.cumsum(usable)))
-        for at, number in enumerate(chunk):
-            if usable[at]:
-                into = counts[states.setting_of_block[blocks[number]]]
-                _reach_block(arrays, starts[at], int(last[at] - first[at]), budget, edges, into)
+        arrays, starts, totals = _score_blocks(model, states, blocks[chunk], True)
+        for number, start, total in zip(chunk, starts, totals, strict=True):
+            if arrays is not None and total > 2:
+                _reach_block(arrays, start, total, budget, edges, counts[states.setting_of_block[blocks[number]]])
     return counts
 
 
@@ -129,6 +123,21 @@ def _chunks(states: TraceStates, blocks: Int64[np.ndarray, " n"]) -> list[Int64[
         size = max(1, _STATES_PER_CHUNK // int(length))
         chunks += [members[i : i + size] for i in range(0, len(members), size)]
     return chunks
+
+
+def _score_blocks(
+    model: OrderModel, states: TraceStates, blocks: Int64[np.ndarray, " k"], token_branches: bool
+) -> tuple[_Arrays | None, Int64[np.ndarray, " k"], list[int]]:
+    """Score every state of the blocks at which something can be drafted (all but the last two of each).
+
+    Returns:
+        The scores (None where there is no such state), each block's first row in them, each block's number of transitions.
+    """
+    first, totals = states.first_state[blocks], np.diff(states.first_state)[blocks]
+    usable = np.maximum(totals - 2, 0)
+    starts = np.cumsum(usable) - usable
+    indices = np.arange(usable.sum()) - np.repeat(starts - first, usable)
+    return _score(model, states, indices, token_branches) if len(indices) else None, starts, totals.tolist()
 
 
 def draft_outcomes(
@@ -148,14 +157,6 @@ def draft_outcomes(
             for budget, (made, expected) in outcome.items():
                 made[chunk], expected[chunk] = _draft_each(arrays, budget)
     return outcome
-
-
-_Arrays = namedtuple(
-    "_Arrays",
-    "masked look_ahead p_token base pair last gate_node gate_commit gate_position gate_out sure effect known known_root dynamic rounded "
-    "positions tokens steps",
-)
-"""Scores of many roots over all positions, and the true path of each: positions, tokens and its number of steps."""
 
 
 @torch.inference_mode()
@@ -229,9 +230,7 @@ def _reach_block(a, start, total, budget, edges, counts):
     while t + 2 < total:
         depth, reach, hashes, positions, tokens = _grow(a, start + t, budget)
         accepted = walk(hashes, positions, tokens)
-        codes = np.zeros(accepted + 1, np.uint64)
-        for k in range(accepted):
-            codes[k + 1] = codes[k] + _word(positions[k], tokens[k])
+        codes = path_codes(positions[:accepted], tokens[:accepted])
         for node in range(1, len(reach)):
             place_of = np.searchsorted(edges, reach[node], side="right") - 1
             counts[place_of, 0] += 1

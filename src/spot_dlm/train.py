@@ -7,6 +7,7 @@ equals an uninterrupted one. Knows nothing of the command line.
 Example: `train(read_traces(folder), Path("drafter"), TrainParams(steps=2000))`.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -347,6 +348,4 @@ def train(
 
 def traces_id(traces: Traces) -> str:
     """Return a hash of the shards' hashes."""
-    import hashlib
-
     return hashlib.sha256("".join(s["sha256"] for s in traces.manifest["shards"]).encode()).hexdigest()[:16]

@@ -74,7 +74,7 @@ class UnmaskRule:
     @cached_property
     def rounded_threshold(self) -> np.float32:
         """The threshold at the rule's resolution, as confidences meet it."""
-        return np.float32(_round(torch.tensor(self.threshold, dtype=torch.float32), self.resolution).item())
+        return np.float32(round_to(torch.tensor(self.threshold, dtype=torch.float32), self.resolution).item())
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,8 @@ def filter_logits(logits: Float[Tensor, "m V"], top_k: int, top_p: float) -> Flo
     return torch.empty_like(logits).scatter_(-1, index, ordered)
 
 
-def _round(values: Float[Tensor, "..."], resolution: Resolution) -> Float[Tensor, "..."]:
+def round_to(values: Float[Tensor, "..."], resolution: Resolution) -> Float[Tensor, "..."]:
+    """Round confidences as the rule compares them, to nearest even."""
     return values.to(torch.bfloat16).to(torch.float32) if resolution == "bfloat16" else values
 
 
@@ -219,7 +220,7 @@ def propose(
         raise ValueError(_bad_logits(positions, logits))
     source = {"raw": logits, "tempered": tempered, "filtered": filtered}[rule.source]
     fine, natural = measure(source, tokens, rule.confidence)
-    natural = _round(natural, rule.resolution)
+    natural = round_to(natural, rule.resolution)
     rank = fine if rule.resolution == "float32" else natural
     table = torch.stack((rank, natural, fine))[:, :count].cpu().numpy()
     if np.isnan(table).any():

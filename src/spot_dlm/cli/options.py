@@ -105,7 +105,7 @@ def open_target(model: str, options: TargetOptions) -> Target:
     if options.threads is not None and options.threads < 1:
         raise ValueError(f"--threads {options.threads} must be at least 1")
     if options.device is not None:
-        _check_device(options.device)
+        check_device(options.device)
     threads = 1 if options.threads is None and model == SHIPPED else options.threads
     if threads is not None:
         torch.set_num_threads(threads)
@@ -138,7 +138,12 @@ def is_left_out(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable[
     return left_out
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
+    """Refuse a device that cannot be used.
+
+    Raises:
+        ValueError: with the reason.
+    """
     try:
         torch.empty(1, device=torch.device(name))
     except Exception as error:  # torch raises RuntimeError, AssertionError and others here

@@ -92,11 +92,7 @@ def _device(name: str | None) -> str:
     """Return the device to train on, an accelerator if there is one."""
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=torch.device(name))
-    except Exception as error:  # torch raises RuntimeError, AssertionError and others here
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"--device {name} cannot be used: {reason}") from error
+    o.check_device(name)
     return name
 
 
