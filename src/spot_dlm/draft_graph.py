@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from spot_dlm.state import MASKED, BlockState
 
@@ -39,6 +39,23 @@ class DraftGraph:
         return self.steps - self.steps[0]
 
     @cached_property
+    def complete(self) -> Bool[np.ndarray, " N"]:
+        """Nodes that are complete blocks: a pass over them is the first of the next block."""
+        return (self.canvases != MASKED).all(axis=1)
+
+    @property
+    def rows(self) -> Int64[np.ndarray, " N"]:
+        """Rows of a pass that each node takes: a complete block is evaluated together with the next one."""
+        return 1 + self.complete.astype(np.int64)
+
+    def first(self, count: int) -> "DraftGraph":
+        """Return the graph of the first `count` nodes."""
+        if count >= len(self):
+            return self
+        kept = (self.edges < count).all(axis=1)
+        return DraftGraph(self.block, self.canvases[:count], self.steps[:count], self.reach[:count], self.edges[kept])
+
+    @cached_property
     def index(self) -> dict[tuple[int, int, bytes], int]:
         """Node of every state key; of duplicated nodes the first."""
         found: dict[tuple[int, int, bytes], int] = {}
@@ -50,8 +67,10 @@ class DraftGraph:
         """Return the node that is exactly `state`, or None."""
         return self.index.get(state.key)
 
-    def validate(self, root: BlockState, budget: int, vocab_size: int) -> None:
+    def validate(self, root: BlockState, budget: int, vocab_size: int, crosses: bool = False) -> None:
         """Check a drafter's graph before the target sees it; wrong guesses are fine, malformed graphs are not.
+
+        The budget counts one for the root and the `rows` of the guesses; complete blocks are allowed where the target `crosses`.
 
         Raises:
             ValueError: naming what is malformed.
@@ -59,8 +78,9 @@ class DraftGraph:
         count, length = len(self.canvases), len(root.canvas)
         if self.canvases.ndim != 2 or self.canvases.shape[1] != length or self.canvases.dtype != np.int64:
             raise ValueError(f"draft graph: canvases must be int64 of shape [N, {length}], got {self.canvases.dtype} {self.canvases.shape}")
-        if not 1 <= count <= budget:
-            raise ValueError(f"draft graph: {count} nodes, the budget allows 1 to {budget} (the certain next state included)")
+        if not 1 <= count or 1 + int(self.rows[1:].sum()) > budget:
+            used = 1 + int(self.rows[1:].sum()) if count else 0
+            raise ValueError(f"draft graph: {used} nodes, the budget allows 1 to {budget} (the certain next state included)")
         for name, dtype in (("steps", np.int64), ("reach", np.float64)):
             array = getattr(self, name)
             if array.shape != (count,) or array.dtype != dtype:
@@ -74,7 +94,7 @@ class DraftGraph:
             )
         if self.canvases.min() < MASKED or self.canvases.max() >= vocab_size:
             raise ValueError(f"draft graph: token ids must lie in 0..{vocab_size - 1} (or {MASKED} for masked)")
-        if (self.canvases != MASKED).all(axis=1).any():
+        if not crosses and self.complete.any():
             raise ValueError("draft graph: a complete block takes no node, its logits are not needed")
         if self.edges.ndim != 2 or self.edges.shape[1] != 2 or self.edges.dtype != np.int64:
             raise ValueError(f"draft graph: edges must be int64 of shape [E, 2], got {self.edges.dtype} {self.edges.shape}")
@@ -87,8 +107,9 @@ class DraftGraph:
 class GraphBuilder:
     """Collects nodes up to a budget and merges equal states; a node's reach is the sum over its parents."""
 
-    def __init__(self, root: BlockState, budget: int) -> None:
-        self.budget = budget
+    def __init__(self, root: BlockState, budget: int, crosses: bool = False) -> None:
+        self.budget, self.crosses = budget, crosses
+        self._used = 1
         self.states = [root]
         self._edges: dict[tuple[int, int], float] = {}
         self._index = {root.key: 0}
@@ -96,12 +117,12 @@ class GraphBuilder:
     @property
     def is_full(self) -> bool:
         """Whether the budget is spent."""
-        return len(self.states) >= self.budget
+        return self._used >= self.budget
 
     def add(self, parent: int, state: BlockState, probability: float) -> int | None:
         """Add a guess below `parent`; return its node, an existing one if the state is known, None if there is no room.
 
-        A complete block is never added: its logits are not needed.
+        A complete block takes two of the budget, and is added only where the builder `crosses`.
 
         Args:
             parent: node of the state before.
@@ -115,8 +136,9 @@ class GraphBuilder:
             raise ValueError(f"a guess at step {state.step} cannot follow a node at step {self.states[parent].step}")
         node = self._index.get(state.key)
         if node is None:
-            if self.is_full or state.is_complete:
+            if self._used + 1 + state.is_complete > self.budget or (state.is_complete and not self.crosses):
                 return None
+            self._used += 1 + state.is_complete
             node = len(self.states)
             self._index[state.key] = node
             self.states.append(state)

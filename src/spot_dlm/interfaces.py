@@ -36,6 +36,8 @@ class TargetSpec:
     num_parameters: int
     fingerprint: str = ""
     """Short hash of config and weights, for provenance; empty where there is no checkpoint."""
+    crosses: bool = False
+    """Whether `evaluate` takes complete canvases: the pass that checks a block's end is also the first of the next block."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +75,35 @@ class Target(Protocol):
     def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
         """Return logits for the masked positions of N states of the block after the prefix, in one pass.
 
+        Where the spec says `crosses`, a canvas without masks stands for the first state of the next block: its L rows are the logits of
+        an all-mask block after the prefix and this canvas, and the pass leaves behind what `commit` needs.
         Row i must not depend, to the bit, on the other rows. Ids that must not be generated have logit minus infinity.
         The prefix does not change.
         """
 
-    def commit(self, prefix: Prefix, token_ids: Int64[np.ndarray, " L"]) -> None:
-        """Append one complete block to the cache."""
+    def commit(self, prefix: Prefix, token_ids: Int64[np.ndarray, " L"]) -> int:
+        """Append one complete block to the cache; return the passes it took.
+
+        None (0) if the last `evaluate` on this prefix held the block as a complete canvas (folded commit), else 1.
+        """
 
     def encode(self, text: str) -> list[int]:
         """Return the prompt ids of user text; the text never yields special ids."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, special ids left out."""
+
+
+Query = tuple[Prefix, Int64[np.ndarray, "N L"]]
+"""A prefix and the canvases to evaluate on it."""
+
+
+@runtime_checkable
+class BatchTarget(Target, Protocol):
+    """A target that evaluates several prompts in one pass."""
+
+    def evaluate_many(self, queries: Sequence[Query]) -> list[MaskedLogits]:
+        """Return what `evaluate` returns for each query, to the bit; lengths of prefixes and blocks may differ."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +114,8 @@ class DraftContext:
     transitions so far, oldest first, `last` included: what every visited state was sure of. `graph` and `evaluated` are the last
     pass with all its nodes, those not taken included: free information about nearby states. `memory` is a dictionary that lives as
     long as the block, for what a drafter wants to keep from pass to pass.
+    `crosses` allows complete canvases as guesses (see `Target.evaluate`), except those that hold one of `stop_ids` among the tokens
+    committed from the root on: decoding ends there. A complete canvas counts as two nodes of a budget, for it takes two rows of a pass.
     """
 
     last: Transition
@@ -106,6 +127,8 @@ class DraftContext:
     graph: DraftGraph | None = None
     evaluated: MaskedLogits | None = None
     memory: dict[str, Any] = field(default_factory=dict)
+    crosses: bool = False
+    stop_ids: frozenset[int] = frozenset()
 
     @property
     def root(self) -> BlockState:
@@ -122,7 +145,15 @@ class Drafter(Protocol):
         """Name on the command line and in results."""
 
     def draft(self, context: DraftContext, budget: int) -> DraftGraph:
-        """Return at most `budget` nodes, the root included."""
+        """Return at most `budget` nodes, the root included; best first, so that the first nodes alone are a good graph too."""
+
+
+@runtime_checkable
+class BatchDrafter(Drafter, Protocol):
+    """A drafter that drafts for several prompts faster than one after the other."""
+
+    def draft_many(self, contexts: Sequence[DraftContext], budgets: Sequence[int]) -> list[DraftGraph]:
+        """Return a graph for every context, as `draft` would up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +164,13 @@ class DecodeParams:
         rule: which positions a step commits.
         sampling: temperature, filters and seed.
         max_new_tokens: tokens to return at most.
-        nodes: rows of one target pass, the certain next state included; 1 is standard decoding.
+        nodes: rows of one target pass, the certain next state included; 1 is standard decoding; "auto" takes as many as pay, by the
+            measured cost of a pass (`budget`).
         block_length: None takes the target's own.
         stop: "block" completes the block that holds the first end token (as official SDAR); "prefix" stops as soon as all
             positions up to it are committed: the same text in fewer steps.
         sequence: noise key of the sequence; samples of one prompt use different ones.
+        boundary: whether guesses may cross the end of a block, where the target can evaluate that.
 
     Raises:
         ValueError: naming the field, the value and what is allowed.
@@ -146,16 +179,17 @@ class DecodeParams:
     rule: UnmaskRule = field(default_factory=UnmaskRule)
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int = 128
-    nodes: int = 8
+    nodes: int | Literal["auto"] = "auto"
     block_length: int | None = None
     stop: Stop = "block"
     sequence: int = 0
+    boundary: bool = True
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
-        if self.nodes < 1:
-            raise ValueError(f"nodes={self.nodes} must be at least 1 (1 = standard decoding)")
+        if self.nodes != "auto" and (not isinstance(self.nodes, int) or self.nodes < 1):
+            raise ValueError(f"nodes={self.nodes!r} must be 'auto' or a whole number of at least 1 (1 = standard decoding)")
         if self.block_length is not None and self.block_length < 1:
             raise ValueError(f"block_length={self.block_length} must be at least 1")
         if self.stop not in get_args(Stop):

@@ -48,6 +48,11 @@ class BlockState:
         """Whether no masked position is left."""
         return not len(self.masked)
 
+    @property
+    def decoded(self) -> "BlockState":
+        """The state that a pass over this one decodes: of a complete block, the first state of the next block."""
+        return BlockState.initial(self.block + 1, (), len(self.canvas)) if self.is_complete else self
+
     @cached_property
     def key(self) -> tuple[int, int, bytes]:
         """Identity of the state: two states are equal exactly if their keys are."""

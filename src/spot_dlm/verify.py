@@ -17,9 +17,13 @@ from spot_dlm.transition import Transition
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What one pass proved: its transitions (at least one), and the logits that the last visited state was given."""
+    """What one pass proved: its transitions (at least one), the visited node of each, and the logits of the last visited node.
+
+    Where a node is a complete block, its transition is the first of the next block.
+    """
 
     transitions: list[Transition]
+    nodes: list[int]
     logits: Float[Tensor, "m V"]
 
     @property
@@ -45,12 +49,14 @@ def accept(
     """
     node, state = 0, root
     transitions: list[Transition] = []
+    nodes: list[int] = []
     while True:
         logits = logits_of(node)
-        transition = step(state, logits)
+        transition = step(state.decoded, logits)
         transitions.append(transition)
+        nodes.append(node)
         state = transition.state
         following = None if is_final(state) else graph.find(state)
         if following is None:
-            return Acceptance(transitions, logits)
+            return Acceptance(transitions, nodes, logits)
         node = following
