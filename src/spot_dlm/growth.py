@@ -1,4 +1,4 @@
-"""Growth of the draft graph from order scores: best first by marginal reach, equal states merged, budget exact, compiled.
+"""Growth of the draft graph from order scores: best first by marginal reach per row, equal states merged, budget exact, compiled.
 
 Knows nothing of where the scores come from, of noise or of targets. Two orders of one set of commits meet in one node because a node's
 hash is the wrapping sum of one mixed 64-bit word per commit, whatever their order.
@@ -74,12 +74,13 @@ _Scores = namedtuple(
 )
 """The arrays of OrderScores and Moving for compiled code."""
 
-_Nodes = namedtuple("_Nodes", "candidate parent position token depth edge_start committed pair_sum hidden moved known")
+_Nodes = namedtuple("_Nodes", "candidate parent position token depth edge_start ended committed pair_sum hidden moved known")
 """Selected candidates in order of selection [N], and what their own scores need: committed, pair_sum and moved [N, m], hidden [N, H] and
-known [N] (sums over the commits). Edges edge_start[n]:edge_start[n + 1] leave node n."""
+known [N] (sums over the commits). Edges edge_start[n]:edge_start[n + 1] leave node n; ended nodes hold a stop token."""
 
-_Candidates = namedtuple("_Candidates", "hash reach node edge table")
-"""Known states [C], row 0 the root: content hash, reach, node (-1: not selected), newest edge that leads there; table finds a hash."""
+_Candidates = namedtuple("_Candidates", "hash reach rows node edge table")
+"""Known states [C], row 0 the root: content hash, reach, rows of a pass (2: complete), node (-1: not selected), newest edge that leads
+there; table finds a hash."""
 
 _Edges = namedtuple("_Edges", "parent child commit older probability")
 """Transitions [E] from a node to a candidate: commit is 2 * position index + choice, older the edge to the same candidate before it."""
@@ -189,17 +190,37 @@ def _conditionals(scores: _Scores, nodes: _Nodes, node: int, pi: np.ndarray, hid
 
 @njit(cache=True)
 @no_type_check
+def _is_stop(token: int, stops: np.ndarray) -> bool:
+    """Whether a token ends the sequence."""
+    found = False
+    for stop in stops:
+        found = found or token == stop
+    return found
+
+
+@njit(cache=True)
+@no_type_check
 def _expand(
-    scores: _Scores, nodes: _Nodes, candidates: _Candidates, edges: _Edges, node: int, num_candidates: int, pi: np.ndarray, gain: np.ndarray
+    scores: _Scores,
+    nodes: _Nodes,
+    candidates: _Candidates,
+    edges: _Edges,
+    node: int,
+    num_candidates: int,
+    stops: np.ndarray,
+    pi: np.ndarray,
+    gain: np.ndarray,
 ) -> tuple[int, bool]:
     """Add the edges that leave `node`; return the number of candidates and whether a selected node gained reach (then in `gain`)."""
     depth, start = nodes.depth[node], candidates.hash[nodes.candidate[node]]
-    d, num_edges, gained = min(depth, len(scores.base) - 1), nodes.edge_start[node], False
+    d, num_edges, gained, rows = min(depth, len(scores.base) - 1), nodes.edge_start[node], False, 1 + (depth + 1 == len(pi))
     reach = candidates.reach[nodes.candidate[node]]
     for i in range(len(pi)):
         for choice in range(2):
             token = scores.tokens[d, i, choice]
             if nodes.committed[node, i] or token < 0 or (choice == 1 and token == scores.tokens[d, i, 0]):
+                continue
+            if rows == 2 and _is_stop(token, stops):
                 continue
             p = _probability(scores.p_token[d, i, choice])
             if choice == 0 and token == scores.tokens[d, i, 1]:
@@ -217,6 +238,7 @@ def _expand(
                 num_candidates += 1
                 candidates.table[at], candidates.hash[child] = child, code
                 candidates.reach[child], candidates.node[child], candidates.edge[child] = 0.0, -1, -1
+                candidates.rows[child] = rows
             candidates.reach[child] += reach * p
             if candidates.node[child] >= 0:
                 gain[candidates.node[child]] += reach * p
@@ -247,7 +269,7 @@ def _propagate(nodes: _Nodes, candidates: _Candidates, edges: _Edges, num_nodes:
 
 @njit(cache=True)
 @no_type_check
-def _select(scores: _Scores, nodes: _Nodes, candidates: _Candidates, edges: _Edges, node: int, best: int) -> None:
+def _select(scores: _Scores, nodes: _Nodes, candidates: _Candidates, edges: _Edges, node: int, best: int, stops: np.ndarray) -> None:
     """Make candidate `best` node `node`, its parent being the one that contributes most (of equal ones the first)."""
     edge, most, heaviest = candidates.edge[best], -1.0, 0
     while edge >= 0:
@@ -260,6 +282,7 @@ def _select(scores: _Scores, nodes: _Nodes, candidates: _Candidates, edges: _Edg
     nodes.parent[node], nodes.position[node], nodes.depth[node] = parent, i, nodes.depth[parent] + 1
     nodes.token[node] = scores.tokens[min(nodes.depth[parent], len(scores.base) - 1), i, choice]
     nodes.edge_start[node + 1] = nodes.edge_start[node]
+    nodes.ended[node] = nodes.ended[parent] or _is_stop(nodes.token[node], stops)
     for j in range(nodes.committed.shape[1]):
         nodes.committed[node, j] = nodes.committed[parent, j] or j == i
         nodes.pair_sum[node, j] = nodes.pair_sum[parent, j] + scores.pair[i, j]
@@ -288,8 +311,11 @@ def grow_moving(
     dynamic: Float32[np.ndarray, "2 4"],
     rounded: bool,
     budget: int,
+    crosses: bool = False,
+    stops: Int64[np.ndarray, " S"] | None = None,
 ) -> Grown:
     """Grow as `grow_arrays` does, with sureness that moves (see Moving)."""
+    ending = np.empty(0, np.int64) if stops is None else stops
     scores = _Scores(
         tokens,
         p_token,
@@ -309,7 +335,7 @@ def grow_moving(
     )
     m, num_hidden = base.shape[1], len(gate_out)
     possible, level = 1, 1
-    for k in range(m - 1):
+    for k in range(m if crosses else m - 1):
         if possible < budget:
             level *= 2 * (m - k)
             possible += level
@@ -318,32 +344,34 @@ def grow_moving(
     while capacity < 2 * most:
         capacity *= 2
     parent, position, token = np.full(size, -1, np.int32), np.full(size, -1, np.int32), np.full(size, -1, np.int64)
-    sums = np.zeros((size, m), np.bool_), np.zeros((size, m)), np.zeros((size, num_hidden)), np.zeros((size, m)), np.zeros(size)
+    ended, committed = np.zeros(size, np.bool_), np.zeros((size, m), np.bool_)
+    sums = ended, committed, np.zeros((size, m)), np.zeros((size, num_hidden)), np.zeros((size, m)), np.zeros(size)
     nodes = _Nodes(np.zeros(size, np.int32), parent, position, token, np.zeros(size, np.int32), np.zeros(size + 1, np.int64), *sums)
-    candidates = _Candidates(
-        np.empty(most, np.uint64), np.empty(most), np.empty(most, np.int32), np.empty(most, np.int32), np.full(capacity, -1, np.int32)
-    )
+    kept, table = (np.ones(most, np.int8), np.empty(most, np.int32), np.empty(most, np.int32)), np.full(capacity, -1, np.int32)
+    candidates = _Candidates(np.empty(most, np.uint64), np.empty(most), *kept, table)
     edges = _Edges(np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most))
     pi, hidden, gain = np.empty(m), np.empty(num_hidden), np.zeros(size)
     candidates.hash[0], candidates.reach[0], candidates.node[0], candidates.edge[0] = np.uint64(0), 1.0, 0, -1
-    num_nodes, num_candidates = 1, 1
+    num_nodes, num_candidates, left = 1, 1, budget - 1
     while True:
         node = num_nodes - 1
         depth = nodes.depth[node]
-        wanted = num_nodes < size or (nodes.depth[:num_nodes] == depth + 1).any()  # the last node only adds edges between nodes
-        if depth + 1 < m and wanted:
+        followed = depth + 1 < m or (crosses and depth + 1 == m and not nodes.ended[node])
+        if followed and ((num_nodes < size and left > 0) or (nodes.depth[:num_nodes] == depth + 1).any()):  # the last adds edges only
             _conditionals(scores, nodes, node, pi, hidden)
-            num_candidates, gained = _expand(scores, nodes, candidates, edges, node, num_candidates, pi, gain)
+            num_candidates, gained = _expand(scores, nodes, candidates, edges, node, num_candidates, ending, pi, gain)
             if gained:
                 _propagate(nodes, candidates, edges, num_nodes, depth + 1, gain)
         best, highest = -1, 0.0
         for candidate in range(1, num_candidates):
-            if candidates.reach[candidate] > highest and candidates.node[candidate] < 0:
-                best, highest = candidate, candidates.reach[candidate]
+            rows = candidates.rows[candidate]
+            if candidates.reach[candidate] > highest * rows and candidates.node[candidate] < 0 and rows <= left:
+                best, highest = candidate, candidates.reach[candidate] / rows
         if num_nodes == size or best < 0:
             break
-        _select(scores, nodes, candidates, edges, num_nodes, best)
+        _select(scores, nodes, candidates, edges, num_nodes, best, ending)
         num_nodes += 1
+        left -= candidates.rows[best]
     n, chosen = num_nodes, nodes.candidate[:num_nodes]
     child = candidates.node[edges.child[: nodes.edge_start[n]]]
     joins = np.stack((edges.parent[: len(child)][child >= 0], child[child >= 0]), axis=1)
@@ -363,12 +391,17 @@ def grow_arrays(
     gate_position: Float32[np.ndarray, "m H"],
     gate_out: Float32[np.ndarray, " H"],
     budget: int,
+    crosses: bool = False,
+    stops: Int64[np.ndarray, " S"] | None = None,
 ) -> Grown:
     """Grow a graph of at most `budget` nodes; return parent, position index, token, depth, reach, edges and content hash.
 
     Nodes are in order of selection, the root first with parent, position index and token -1. `parent` is the one that contributed
     most when the node was selected. Edges are all transitions between nodes, but for those below MIN_REACH that came before any
     other to the same child.
+
+    Where guesses may cross the block's end, a complete block is a node too: it takes two of the budget, so it is selected by half its
+    reach, and never holds a token of `stops`.
     """
     m = base.shape[1]
     still, weights = np.zeros((len(base), m), np.float32), np.zeros((2, 4), np.float32)
@@ -390,6 +423,8 @@ def grow_arrays(
         weights,
         False,
         budget,
+        crosses,
+        stops,
     )
 
 
@@ -406,7 +441,10 @@ def path_codes(positions: Int32[np.ndarray, " K"], tokens: Int64[np.ndarray, " K
 @njit(cache=True)
 @no_type_check
 def walk(hashes: UInt64[np.ndarray, " N"], true_positions: Int32[np.ndarray, " K"], true_tokens: Int64[np.ndarray, " K"]) -> int:
-    """Return how many of the true next commits, in order, are nodes of the grown graph, up to the first that is not."""
+    """Return how many of the true next commits, in order, are nodes of the grown graph, up to the first that is not.
+
+    The commit that completes the block counts where the graph may hold complete blocks.
+    """
     codes = path_codes(true_positions, true_tokens)
     for k in range(len(true_positions)):
         found = False
@@ -435,15 +473,23 @@ def is_compiled() -> bool:
     return cache is not None and any(Path(cache.cache_path).glob("growth.grow_moving-*.nbi"))
 
 
-def grow(root: BlockState, scores: OrderScores, budget: int) -> DraftGraph:
-    """Return the graph of at most `budget` likeliest states below `root`, the root included; see `grow_arrays`."""
-    s = scores
+def grow(root: BlockState, scores: OrderScores, budget: int, crosses: bool = False, stop_ids: frozenset[int] = frozenset()) -> DraftGraph:
+    """Return the graph of at most `budget` likeliest states below `root`, the root included; see `grow_arrays`.
+
+    Args:
+        root: the certain next state.
+        scores: what is likely below it.
+        budget: rows of a pass.
+        crosses: whether complete blocks are guesses too, of two rows each.
+        stop_ids: tokens that end the sequence: no complete block holds one among the tokens committed below the root.
+    """
+    s, stops = scores, np.array(sorted(stop_ids), dtype=np.int64)
     arrays = (s.tokens, s.p_token, s.base, s.pair, s.last, s.gate_node, s.gate_commit, s.gate_position, s.gate_out)
     if s.moving is None:
-        grown = grow_arrays(*arrays, budget)
+        grown = grow_arrays(*arrays, budget, crosses, stops)
     else:
         v = s.moving
-        grown = grow_moving(*arrays, v.sure, v.effect, v.known, v.known_root, v.dynamic, v.rounded, budget)
+        grown = grow_moving(*arrays, v.sure, v.effect, v.known, v.known_root, v.dynamic, v.rounded, budget, crosses, stops)
     parent, position, token, depth, reach, edges, _ = grown
     canvases = _canvases(root.canvas, s.positions, parent, position, token)
     return DraftGraph(root.block, canvases, depth.astype(np.int64) + root.step, reach, edges.astype(np.int64))

@@ -52,8 +52,13 @@ def root_of(scores):
     return BlockState(4, canvas, 7)
 
 
-def arrays(s, budget):
-    return grow_arrays(s.tokens, s.p_token, s.base, s.pair, s.last, s.gate_node, s.gate_commit, s.gate_position, s.gate_out, budget)
+NO_STOPS = np.zeros(0, dtype=np.int64)
+crossing = st.fixed_dictionaries({"crosses": st.just(True), "stops": st.sampled_from([(), (2,), (0, 4), tuple(range(VOCAB))])})
+
+
+def arrays(s, budget, crosses=False, stops=()):
+    given_ = (s.tokens, s.p_token, s.base, s.pair, s.last, s.gate_node, s.gate_commit, s.gate_position, s.gate_out)
+    return grow_arrays(*given_, budget, crosses, np.array(stops, dtype=np.int64))
 
 
 def contents(parent, position, token):
@@ -65,10 +70,12 @@ def contents(parent, position, token):
     return found
 
 
-def children(s, content, last):
+def children(s, content, last, crosses, stops):
     """Children of a state and their probabilities, straight from the definition."""
     m, d = len(s.positions), min(len(content), len(s.base) - 1)
     done = [j for j, _ in content]
+    if len(content) == m:
+        return {}
     score = {}
     for i in set(range(m)) - set(done):
         with np.errstate(all="ignore"):
@@ -85,32 +92,37 @@ def children(s, content, last):
                 child = content | {(i, token)}
                 p = min(max(p, 0.0), 1.0) if math.isfinite(p) else 0.0
                 out[child] = out.get(child, 0.0) + math.exp(value - top) / total * p
-    return out if len(content) + 1 < m else {}
+    return {c: p for c, p in out.items() if len(c) < m or (crosses and not {t for _, t in c} & set(stops))}
 
 
-def check_against_reference(s, budget):
+def check_against_reference(s, budget, crosses=False, stops=()):
     """Replay the growth with all reaches recomputed from scratch before every selection; the kernel may differ by rounding only."""
-    parent, position, token, depth, reach, edges, hashes = arrays(s, budget)
-    states = contents(parent, position, token)
-    assert len(set(states)) == len(set(hashes.tolist())) == len(states) <= budget
+    parent, position, token, depth, reach, edges, hashes = arrays(s, budget, crosses, stops)
+    states, m = contents(parent, position, token), len(s.positions)
+
+    def rows(content):
+        return 1 + (len(content) == m)
+
+    assert len(set(states)) == len(set(hashes.tolist())) == len(states)
     assert [len(c) for c in states] == depth.tolist()
     assert (parent[0], position[0], token[0], hashes[0], reach[0]) == (-1, -1, -1, 0, 1.0)
     slack = MIN_REACH * (4 * len(states) + 4)  # what dropped transitions may hide
-    below = {}
+    below, spent = {}, 0
     for node in range(len(states) + 1):
         total = {EMPTY: 1.0}
         for content in sorted(below, key=len):
             for child, p in below[content].items():
                 total[child] = total.get(child, 0.0) + total[content] * p
-        open_ = {c: r for c, r in total.items() if c not in below}
+        open_ = {c: r / rows(c) for c, r in total.items() if c not in below and spent + rows(c) <= budget}
         if node == len(states):
             break
         assert open_[states[node]] >= max(open_.values()) - slack
         if node:
             shares = {c: total[c] * p[states[node]] for c, p in below.items() if states[node] in p}
             assert shares[states[parent[node]]] >= max(shares.values()) - slack
-        below[states[node]] = children(s, states[node], position[node])
-    assert len(states) == budget or max(open_.values(), default=0.0) <= slack
+        below[states[node]] = children(s, states[node], position[node], crosses, stops)
+        spent += rows(states[node])
+    assert spent <= budget and max(open_.values(), default=0.0) <= slack
     assert np.allclose(reach, [total[c] for c in states], rtol=1e-6, atol=slack)
     index = {c: n for n, c in enumerate(states)}
     expected = {(n, index[c]): p * reach[n] for n, state in enumerate(states) for c, p in below[state].items() if c in index}
@@ -129,24 +141,32 @@ def test_agrees_with_the_reference(size, budget):
     check_against_reference(draw(**size), budget)
 
 
+@given(sizes, st.integers(1, 40), crossing)
+@SMALL
+def test_agrees_with_the_reference_across_the_end(size, budget, options):
+    check_against_reference(draw(**size), budget, **options)
+
+
 def test_agrees_with_the_reference_on_a_large_block():
     check_against_reference(draw(m=12, depths=3, hidden=8, branches=True, scale=1.0, seed=5), 64)
 
 
-@given(sizes, st.integers(1, 40))
+@given(sizes, st.integers(1, 40), st.booleans(), st.sampled_from([(), (3,)]))
 @SMALL
-def test_graph_is_valid(size, budget):
+def test_graph_is_valid(size, budget, crosses, stops):
     scores = draw(**size)
     root = root_of(scores)
-    graph = grow(root, scores, budget)
-    graph.validate(root, budget, VOCAB)
-    parent, position, token, _, reach, edges, _ = arrays(scores, budget)
+    graph = grow(root, scores, budget, crosses, frozenset(stops))
+    graph.validate(root, budget, VOCAB, crosses)
+    parent, position, token, _, reach, edges, _ = arrays(scores, budget, crosses, stops)
     assert np.array_equal(graph.reach, reach) and np.array_equal(graph.edges, edges)
     for canvas, content in zip(graph.canvases, contents(parent, position, token), strict=True):
         expected = root.canvas.copy()
         for i, t in content:
             expected[scores.positions[i]] = t
         assert np.array_equal(canvas, expected)
+    assert graph.complete.tolist() == [len(c) == size["m"] for c in contents(parent, position, token)]
+    assert not (graph.canvases[graph.complete][:, scores.positions] == 3).any() or not stops
 
 
 @given(st.integers(2, 5), st.integers(0, 2**32 - 1))
@@ -160,6 +180,9 @@ def test_plackett_luce_reach_is_exact(m, seed):
     parent, position, token, _, reach, edges, _ = arrays(scores, 10**6)
     assert len(reach) == 2**m - 1  # every set but the complete one
     assert len(edges) == sum(math.comb(m, k) * k for k in range(m))
+    parent, position, token, _, reach, edges, _ = arrays(scores, 10**6, crosses=True)
+    assert len(reach) == 2**m and len(edges) == sum(math.comb(m, k) * k for k in range(m + 1))
+    assert reach[contents(parent, position, token).index(frozenset((i, 3) for i in range(m)))] == pytest.approx(1)  # by whatever order
     for content, r in zip(contents(parent, position, token), reach, strict=True):
         exact = 0.0
         for order in itertools.permutations(i for i, _ in content):
@@ -175,7 +198,7 @@ def test_plackett_luce_reach_is_exact(m, seed):
 def test_walk_counts_the_true_prefix(size, budget):
     scores = draw(**size)
     rng = np.random.default_rng(size["seed"])
-    parent, position, token, _, _, _, hashes = arrays(scores, budget)
+    parent, position, token, _, _, _, hashes = arrays(scores, budget, bool(rng.integers(2)))
     states = contents(parent, position, token)
     for _ in range(10):
         order = rng.permutation(len(scores.positions))[: rng.integers(0, 7)].astype(np.int32)
@@ -202,10 +225,11 @@ def test_hostile_numbers_leave_the_graph_valid(size, budget, values):
         array[at] = rng.choice(values, size=int(at.sum()))
         hostile[name] = array
     scores, root = replace(scores, **hostile), root_of(scores)
-    graph = grow(root, scores, budget)
-    graph.validate(root, budget, VOCAB)
-    assert np.isfinite(graph.reach).all() and (graph.reach > 0).all()
-    check_against_reference(scores, budget)
+    for crosses in (False, True):
+        graph = grow(root, scores, budget, crosses)
+        graph.validate(root, budget, VOCAB, crosses)
+        assert np.isfinite(graph.reach).all() and (graph.reach > 0).all()
+        check_against_reference(scores, budget, crosses)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5, 500])
@@ -219,12 +243,52 @@ def test_equal_scores_select_the_candidate_made_first(budget):
     check_against_reference(scores, budget)
 
 
-@pytest.mark.parametrize(("m", "tokens"), [(1, 2), (5, -1)])
-def test_nothing_to_guess_leaves_the_root(m, tokens):
+@pytest.mark.parametrize(("m", "tokens", "options"), [(1, 2, {}), (5, -1, {}), (5, -1, {"crosses": True}), (1, 2, {"crosses": True})])
+def test_nothing_to_guess_leaves_the_root(m, tokens, options):
     scores = draw(m=m, depths=2, hidden=3, branches=True, scale=1.0, seed=0)
     scores = replace(scores, tokens=np.full_like(scores.tokens, tokens))
-    graph = grow(root_of(scores), scores, 9)
+    graph = grow(root_of(scores), scores, 9, **options, stop_ids=frozenset({2}))
     assert len(graph) == 1 and graph.edges.shape == (0, 2)
+
+
+def chain_scores(m, p):
+    """Positions surely from left to right, each with its one token m + i of probability p[i]."""
+    plain = draw(m=m, depths=1, hidden=0, branches=False, scale=0.0, seed=0)
+    tokens = np.stack((m + np.arange(m), np.full(m, -1)), axis=-1)[None]
+    p_token = np.stack((np.array(p), np.zeros(m)), axis=-1)[None].astype(np.float32)
+    return replace(plain, base=(-50.0 * np.arange(m, dtype=np.float32))[None], tokens=tokens, p_token=p_token)
+
+
+def test_the_last_position_alone():
+    """One masked position: the complete block is the only guess, and needs two rows besides the root."""
+    scores = chain_scores(1, [0.75])
+    for budget, size in ((1, 1), (2, 1), (3, 2), (9, 2)):
+        graph = grow(root_of(scores), scores, budget, crosses=True)
+        assert len(graph) == size and graph.complete.tolist() == [False, True][:size]
+    assert graph.reach.tolist() == [1.0, 0.75] and graph.edges.tolist() == [[0, 1]]
+    assert len(grow(root_of(scores), scores, 9)) == 1
+
+
+def test_a_complete_block_counts_two_rows():
+    """It is chosen by half its reach, and where it does not fit the next best takes the row."""
+    scores = chain_scores(3, [1.0, 0.9, 0.8])
+    wide = replace(scores, tokens=np.array([[[3, 5], [4, 5], [5, 1]]]), p_token=np.array([[[0.9, 0.1]] * 3], dtype=np.float32))
+
+    def drafted(scores, budget, **options):
+        parent, position, token, _, reach, _, _ = arrays(scores, budget, crosses=True, **options)
+        return contents(parent, position, token), reach
+
+    states, reach = drafted(scores, 5)
+    assert [len(c) for c in states] == [0, 1, 2, 3] and np.allclose(reach, [1, 1, 0.9, 0.72])
+    assert [len(c) for c in drafted(scores, 4)[0]] == [0, 1, 2]  # one row is left and nothing fits it
+    assert [len(c) for c in drafted(scores, 5, stops=(4,))[0]] == [0, 1, 2]
+    for budget in range(1, 9):
+        states, _ = drafted(wide, budget)
+        assert 1 + sum(1 + (len(c) == 3) for c in states[1:]) == budget
+    states, reach = drafted(wide, 4)  # 0.9, 0.81; then 0.729 / 2 does not fit and is passed over
+    assert [len(c) for c in states] == [0, 1, 2, 1] and reach[3] == pytest.approx(0.1)
+    states, reach = drafted(wide, 5)
+    assert [len(c) for c in states] == [0, 1, 2, 3] and reach[3] == pytest.approx(0.729)
 
 
 def test_callable_from_compiled_code():
