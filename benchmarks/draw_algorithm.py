@@ -24,9 +24,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 
 import spot_dlm as spot
-from spot_dlm.decode import BlockStarted, Committed, Pass, decode_steps
+from spot_dlm.decode import decode_steps
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.drafters import build_drafter
+from spot_dlm.sequence import BlockStarted, Committed, Pass
 from spot_dlm.state import MASKED, BlockState
 from spot_dlm.tasks import FAMILY_TASKS, load_prompts
 

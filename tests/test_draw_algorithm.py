@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks import draw_algorithm as draw
-from spot_dlm.decode import Committed
 from spot_dlm.draft_graph import DraftGraph, GraphBuilder
+from spot_dlm.sequence import Committed
 from spot_dlm.state import BlockState
 
 LIMIT_BYTES = 150_000

@@ -13,13 +13,14 @@ import pytest
 from toy import unchecked
 
 from spot_dlm.artifacts import NOISE_VERSION
-from spot_dlm.decode import BlockStarted, Pass, decode_steps, generate
+from spot_dlm.decode import decode_steps, generate
 from spot_dlm.drafters import Root
 from spot_dlm.drafters.stale import stale_candidates
 from spot_dlm.interfaces import DraftContext, Target
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.outputs import read_outputs
 from spot_dlm.record import Recording, TraceSetting, bytes_per_token, record
+from spot_dlm.sequence import BlockStarted, Pass
 from spot_dlm.targets import load_target
 from spot_dlm.traces import COLUMNS, FORMAT, Traces, read_traces
 

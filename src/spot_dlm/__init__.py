@@ -12,35 +12,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spot_dlm.decode import Finished, Pass, Result, decode_steps, generate, stream
+    from spot_dlm.batch import Batch, Request, decode_batch
+    from spot_dlm.decode import decode_steps, generate, stream
     from spot_dlm.drafters import Chain, LeftToRight, Root, build_drafter
     from spot_dlm.interfaces import DecodeParams, Drafter, Target
+    from spot_dlm.sequence import Finished, Pass, Result
     from spot_dlm.targets import load_target
     from spot_dlm.transition import Sampling, UnmaskRule
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "decode": ("Finished", "Pass", "Result", "decode_steps", "generate", "stream"),
+    "batch": ("Batch", "Request", "decode_batch"),
+    "decode": ("decode_steps", "generate", "stream"),
     "drafters": ("Chain", "LeftToRight", "Root", "build_drafter"),
     "interfaces": ("DecodeParams", "Drafter", "Target"),
+    "sequence": ("Finished", "Pass", "Result"),
     "targets": ("load_target",),
     "transition": ("Sampling", "UnmaskRule"),
 }
 
 __all__ = [
+    "Batch",
     "Chain",
     "DecodeParams",
     "Drafter",
     "Finished",
     "LeftToRight",
     "Pass",
+    "Request",
     "Result",
     "Root",
     "Sampling",
     "Target",
     "UnmaskRule",
     "build_drafter",
+    "decode_batch",
     "decode_steps",
     "generate",
     "load_target",

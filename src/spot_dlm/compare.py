@@ -16,10 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spot_dlm.decode import Event, Finished, Pass, Result, decode_steps
+from spot_dlm.decode import decode_steps
 from spot_dlm.drafters import Root
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.noise import CoupledNoise
+from spot_dlm.sequence import Event, Finished, Pass, Result
 from spot_dlm.state import MASKED
 from spot_dlm.transition import Transition, UnmaskRule, filter_logits, score_tokens, step_noise, temper
 

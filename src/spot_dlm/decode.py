@@ -1,164 +1,131 @@
 """The decoding loop: draft, one target pass, accept; standard decoding is the same loop with a drafter that guesses nothing.
 
-Three rungs: `decode_steps` yields events, `stream` yields text, `generate` returns one result. Observers (progress, canvas, traces)
-read the events; the loop knows none of them.
+`decode_pass` is one turn of it, for one prompt or for many that share the pass. Three rungs on top for one prompt: `decode_steps` yields
+events, `stream` yields text, `generate` returns one result; `batch` drives many. Observers (progress, canvas, traces) read the
+events; the loop knows none of them.
 
 Example: `generate(target, "To JSON: Anna Berg, 34, Oslo.", Chain(), DecodeParams(nodes=8)).text`.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import Any, Literal
+from typing import TypeVar
 
-import numpy as np
-
+from spot_dlm.budget import Budget
 from spot_dlm.draft_graph import DraftGraph
-from spot_dlm.interfaces import DecodeParams, DraftContext, Drafter, MaskedLogits, Prefix, Target, TargetSpec
-from spot_dlm.noise import CoupledNoise
-from spot_dlm.state import BlockState
-from spot_dlm.stats import Counts
-from spot_dlm.transition import Transition, denoise
-from spot_dlm.verify import Acceptance, accept
+from spot_dlm.interfaces import BatchDrafter, BatchTarget, DecodeParams, DraftContext, Drafter, MaskedLogits, Target
+from spot_dlm.sequence import BlockStarted, Decoding, Event, Finished, Pass, Result
+from spot_dlm.tune import budget_for
+from spot_dlm.verify import Acceptance, Walk, accept_many
 
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True)
-class Committed:
-    """One position receiving its token: absolute position, token, block, step inside the block and decoding pass."""
-
-    position: int
-    token: int
-    block: int
-    step: int
-    decode_pass: int
+A = TypeVar("A")
+B = TypeVar("B")
 
 
-@dataclass(frozen=True)
-class BlockStarted:
-    """A block begins; `start` is its absolute position and `state` its canvas with the prompt's tail."""
+def decode_pass(target: Target, drafter: Drafter, budget: Budget, live: Sequence[Decoding]) -> list[list[Event] | Exception]:
+    """Take every decoding one pass further, all in one pass of the target; return the events, or what went wrong, of each.
 
-    state: BlockState
-    start: int
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One decoding pass: the graph that was evaluated, what was accepted of it, and the logits of all its nodes."""
-
-    graph: DraftGraph
-    acceptance: Acceptance
-    committed: list[Committed]
-    number: int
-    logits: MaskedLogits
-
-
-@dataclass(frozen=True)
-class BlockFinished:
-    """A block ended with `state` (complete, or final by `stop="prefix"`); its text is stable from here on."""
-
-    state: BlockState
-    start: int
-
-
-@dataclass(frozen=True)
-class Result:
-    """The decoded sequence: ids up to the first end token (included) or the length limit, in text and in commit order."""
-
-    token_ids: list[int]
-    order: list[Committed]
-    finish_reason: FinishReason
-    counts: Counts
-    text: str
-    prompt_ids: list[int]
-
-    @property
-    def commit_steps(self) -> list[int]:
-        """For every returned token the global number of the transition that committed it, from 0."""
-        first = len(self.prompt_ids)
-        number: dict[tuple[int, int], int] = {}
-        at = {c.position: number.setdefault((c.block, c.step), len(number)) for c in self.order}
-        return [at[first + i] for i in range(len(self.token_ids))]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The last event."""
-
-    result: Result
-
-
-Event = BlockStarted | Pass | BlockFinished | Finished
-
-
-@dataclass
-class _Sequence:
-    """The mutable bookkeeping of one decoded sequence."""
-
-    target: Target
-    params: DecodeParams
-    prompt_ids: list[int]
-    block_length: int
-    noise: CoupledNoise
-    generated: list[int] = field(default_factory=list)
-    order: list[Committed] = field(default_factory=list)
-    counts: Counts = field(default_factory=lambda: Counts(sequences=1))
-
-    def is_final(self, state: BlockState) -> bool:
-        """Whether the block ends with this state: complete, or all positions up to the first end token committed."""
-        if state.is_complete:
-            return True
-        if self.params.stop == "block":
-            return False
-        known = state.canvas[: state.masked[0]]
-        start = state.block * self.block_length
-        return any(int(token) in self.target.spec.stop_ids and start + i >= len(self.prompt_ids) for i, token in enumerate(known))
-
-    def record(self, transition: Transition, decode_pass: int) -> list[Committed]:
-        """Append a transition's commits to the order; the mask token never leaves the decoder."""
-        state, start = transition.before, transition.before.block * self.block_length
-        if self.target.spec.mask_token_id in transition.tokens:
-            raise RuntimeError(f"the mask token was committed in block {state.block}, step {state.step}: the target must exclude it")
-        pairs = zip(transition.positions.tolist(), transition.tokens.tolist(), strict=True)
-        commits = [Committed(start + p, t, state.block, state.step, decode_pass) for p, t in pairs]
-        self.order += commits
-        return commits
-
-    def first_stop(self) -> int | None:
-        """Index of the first end token among the generated tokens."""
-        return next((i for i, token in enumerate(self.generated) if token in self.target.spec.stop_ids), None)
-
-    def result(self) -> Result:
-        """Trim to the first end token (included) or to the length limit."""
-        stop, limit = self.first_stop(), self.params.max_new_tokens
-        reason: FinishReason = "stop" if stop is not None and stop < limit else "length"
-        ids = self.generated[: stop + 1 if stop is not None and stop < limit else limit]
-        self.counts.tokens = len(ids)
-        return Result(ids, self.order, reason, self.counts, self.target.decode(ids), self.prompt_ids)
-
-
-def check_prompt(spec: TargetSpec, prompt_ids: Sequence[int], params: DecodeParams) -> None:
-    """Check that a prompt can be decoded: not empty, ids in range, within the context once rounded up to whole blocks.
-
-    Raises:
-        ValueError: with the numbers.
+    A failure stays with the decoding that caused it: what fails together is tried again one by one, and nothing has changed by then.
     """
-    length = params.block_length or spec.block_length
-    if not prompt_ids:
-        raise ValueError("the prompt is empty; give at least one token")
-    if min(prompt_ids) < 0 or max(prompt_ids) >= spec.vocab_size:
-        raise ValueError(f"prompt ids must lie in 0..{spec.vocab_size - 1}")
-    total = -(-(len(prompt_ids) + params.max_new_tokens) // length) * length
-    if total > spec.max_length:
-        raise ValueError(
-            f"prompt of {len(prompt_ids)} tokens + max_new_tokens={params.max_new_tokens}, rounded up to blocks of {length}, is {total}; "
-            f"the target's context holds {spec.max_length}"
-        )
+    clocks = [perf_counter()]
+    graphs = _draft(drafter, budget, live)
+    clocks.append(perf_counter())
+    logits = _then(graphs, lambda at: _evaluate(target, [live[i] for i in at]))
+    clocks.append(perf_counter())
+    accepted = _then(logits, lambda at: accept_many([_walk(live[i], logits[i]) for i in at]))
+    _observe(budget, live, accepted)
+    clocks.append(perf_counter())
+    seconds = [(b - a) / len(live) for a, b in zip(clocks[:-1], clocks[1:], strict=True)]
+    events: list[list[Event] | Exception] = []
+    for decoding, acceptance, evaluated in zip(live, accepted, logits, strict=True):
+        decoding.counts.add_seconds(*seconds)
+        if isinstance(acceptance, Acceptance) and isinstance(evaluated, MaskedLogits):
+            events += _each(lambda turn: [list(d.take(*proved)) for d, *proved in turn], [(decoding, acceptance, evaluated)])
+        else:
+            events.append(acceptance if isinstance(acceptance, Exception) else AssertionError("a pass without an outcome"))
+    return events
 
 
-def decode_steps(target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None) -> Iterator[Event]:
+def _each(together: Callable[[list[A]], Sequence[B]], items: list[A]) -> list[B | Exception]:
+    """Apply a function to all items at once; where that fails, to one after the other."""
+    try:
+        return list(together(items))
+    except Exception as error:
+        return [error] if len(items) == 1 else [_each(together, [item])[0] for item in items]
+
+
+def _then(before: Sequence[A | Exception], stage: Callable[[list[int]], Sequence[B | Exception]]) -> list[B | Exception]:
+    """Run a stage on the numbers of those that have not failed before; failures are passed on."""
+    going = [i for i, outcome in enumerate(before) if not isinstance(outcome, Exception)]
+    found = dict(zip(going, _each(stage, going) if going else [], strict=True))
+    return [found[i] if i in found else outcome for i, outcome in enumerate(before)]  # type: ignore[misc]
+
+
+def _draft(drafter: Drafter, budget: Budget, live: Sequence[Decoding]) -> list[DraftGraph | Exception]:
+    """Give every decoding the graph of the coming pass; those of `nodes="auto"` share the budget."""
+    contexts = [d.context() for d in live]
+    free = [i for i, d in enumerate(live) if d.params.nodes == "auto"]
+    limits = [1 if d.params.nodes == "auto" else d.params.nodes for d in live]
+    asking = [i for i in free if contexts[i] is not None]
+    for i, limit in zip(asking, budget.limits([c for i in asking if (c := contexts[i]) is not None]) if asking else [], strict=True):
+        limits[i] = limit
+    wanted = [i for i, context in enumerate(contexts) if context is not None and limits[i] > 1]
+
+    def draft(at: list[int]) -> list[DraftGraph]:
+        asked = [c for i in at if (c := contexts[i]) is not None]
+        return _check(live, at, _graphs(drafter, asked, [limits[i] for i in at]), limits)
+
+    graphs: list[DraftGraph | Exception] = [d.graph for d in live]
+    for i, graph in zip(wanted, _each(draft, wanted) if wanted else [], strict=True):
+        graphs[i] = graph
+    shared = [(i, g) for i in free if isinstance(g := graphs[i], DraftGraph)]
+    if shared:
+        kept = budget.allot([g for _, g in shared], [live[i].prefix.length for i, _ in shared])
+        for (i, graph), count in zip(shared, kept, strict=True):
+            graphs[i] = graph.first(count)
+    for decoding, graph in zip(live, graphs, strict=True):
+        decoding.graph = graph if isinstance(graph, DraftGraph) else decoding.graph
+    return graphs
+
+
+def _graphs(drafter: Drafter, contexts: list[DraftContext], limits: list[int]) -> list[DraftGraph]:
+    if isinstance(drafter, BatchDrafter):
+        return drafter.draft_many(contexts, limits)
+    return [drafter.draft(context, limit) for context, limit in zip(contexts, limits, strict=True)]
+
+
+def _check(live: Sequence[Decoding], at: list[int], graphs: list[DraftGraph], limits: list[int]) -> list[DraftGraph]:
+    for i, graph in zip(at, graphs, strict=True):
+        graph.validate(live[i].state, limits[i], live[i].target.spec.vocab_size, live[i].crosses)
+    return graphs
+
+
+def _evaluate(target: Target, live: list[Decoding]) -> list[MaskedLogits]:
+    if isinstance(target, BatchTarget):
+        return target.evaluate_many([(d.prefix, d.graph.canvases) for d in live])
+    return [target.evaluate(d.prefix, d.graph.canvases) for d in live]
+
+
+def _walk(decoding: Decoding, logits: MaskedLogits | Exception) -> Walk:
+    assert isinstance(logits, MaskedLogits)
+    params = decoding.params
+    return Walk(decoding.graph, decoding.state, logits.of, params.rule, params.sampling, decoding.noise, decoding.ends)
+
+
+def _observe(budget: Budget, live: Sequence[Decoding], accepted: Sequence[Acceptance | Exception]) -> None:
+    """Tell the budget what became of the graphs that it allotted."""
+    pairs = [
+        (d.graph, len(a.transitions) - 1)
+        for d, a in zip(live, accepted, strict=True)
+        if d.params.nodes == "auto" and isinstance(a, Acceptance)
+    ]
+    if pairs:
+        budget.observe([g for g, _ in pairs], [n for _, n in pairs])
+
+
+def decode_steps(
+    target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None, budget: Budget | None = None
+) -> Iterator[Event]:
     """Decode one prompt and yield what happens; the last event is `Finished`.
 
     Args:
@@ -166,88 +133,37 @@ def decode_steps(target: Target, prompt: str | Sequence[int], drafter: Drafter, 
         prompt: user text (encoded with the target's chat template) or token ids.
         drafter: guesses; it decides the number of passes, never the tokens or their order.
         params: rule, sampling, lengths and node budget.
+        budget: chooses the nodes of `nodes="auto"`; None takes the one of this target and drafter (`tune.budget_for`).
 
     Raises:
         ValueError: for an empty prompt, one that does not fit the context, NaN logits or a malformed draft graph.
     """
     params = params or DecodeParams()
+    budget = budget or budget_for(target, drafter, params)
     clock = perf_counter()
-    ids = target.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
-    check_prompt(target.spec, ids, params)
-    noise = CoupledNoise(params.sampling.seed, params.sequence, params.rule.noise_step, target.spec.device)
-    seq = _Sequence(target, params, ids, params.block_length or target.spec.block_length, noise)
-    for event in _decode_blocks(seq, drafter):
-        seq.counts.total_s += perf_counter() - clock
-        yield event  # what the observer does meanwhile is not decoding time
-        clock = perf_counter()
-    seq.counts.total_s += perf_counter() - clock
-    yield Finished(seq.result())
-
-
-def _decode_blocks(seq: _Sequence, drafter: Drafter) -> Iterator[BlockStarted | Pass | BlockFinished]:
-    """Prefill the prompt's whole blocks, then decode block after block until an end token or the limit."""
-    target, length, counts = seq.target, seq.block_length, seq.counts
-    num_prefilled = len(seq.prompt_ids) // length * length
-    clock = perf_counter()
-    prefix = target.prefill(np.array(seq.prompt_ids[:num_prefilled], dtype=np.int64), length)
-    counts.nfe_prefill = int(num_prefilled > 0)
-    counts.target_s += perf_counter() - clock
-    tail = seq.prompt_ids[num_prefilled:]
-    last_block = (len(seq.prompt_ids) + seq.params.max_new_tokens - 1) // length
-    for block in range(num_prefilled // length, last_block + 1):
-        state = BlockState.initial(block, tail, length)
-        yield BlockStarted(state, block * length)
-        for event in _decode_block(seq, prefix, state, drafter):
-            state = event.acceptance.state
-            yield event
-        seq.generated += state.canvas[len(tail) : None if state.is_complete else state.masked[0]].tolist()
-        tail = []
-        yield BlockFinished(state, block * length)
-        if seq.first_stop() is not None or block == last_block:
-            return
-        clock = perf_counter()
-        target.commit(prefix, state.canvas)
-        counts.nfe_commit += 1
-        counts.target_s += perf_counter() - clock
-
-
-def _decode_block(seq: _Sequence, prefix: Prefix, state: BlockState, drafter: Drafter) -> Iterator[Pass]:
-    """Decode one block: every pass evaluates a graph rooted at the certain next state and accepts a path of it."""
-    params, spec, counts = seq.params, seq.target.spec, seq.counts
-    step = partial(denoise, rule=params.rule, sampling=params.sampling, noise=seq.noise)
-    graph = DraftGraph.root_only(state)
-    history: list[Transition] = []
-    memory: dict[str, Any] = {}
+    decoding = Decoding(target, prompt, params)
+    events: list[Event] = [decoding.start()]
     while True:
-        clock = perf_counter()
-        logits = seq.target.evaluate(prefix, graph.canvases)
-        evaluated = perf_counter()
-        acceptance = accept(graph, state, logits.of, step, seq.is_final)
-        state = acceptance.state
-        verified = perf_counter()
-        counts.target_s += evaluated - clock
-        counts.verify_s += verified - evaluated
-        counts.count_pass(graph.depths[1:].tolist(), len(acceptance.transitions) - 1)
-        commits = [c for t in acceptance.transitions for c in seq.record(t, counts.nfe - 1)]
-        yield Pass(graph, acceptance, commits, counts.nfe - 1, logits)
-        if seq.is_final(state):
+        decoding.counts.total_s += perf_counter() - clock
+        yield from events  # what the observer does meanwhile is not decoding time
+        if decoding.result is not None:
             return
         clock = perf_counter()
-        history += acceptance.transitions
-        known = (params.rule, params.sampling, seq.noise, tuple(history), graph, logits, memory)
-        context = DraftContext(history[-1], acceptance.logits, *known)
-        graph = drafter.draft(context, params.nodes)
-        graph.validate(state, params.nodes, spec.vocab_size)
-        counts.draft_s += perf_counter() - clock
+        outcome = decode_pass(target, drafter, budget, [decoding])[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        events = outcome
 
 
-def stream(target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None) -> Iterator[str]:
+def stream(
+    target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None, budget: Budget | None = None
+) -> Iterator[str]:
     """Yield text as soon as it is stable: the run of committed positions from the left; the pieces joined are the result's text."""
     params = params or DecodeParams()
     tokens: dict[int, int] = {}
     ids: list[int] = []
     following, done = -1, ""
-    for event in decode_steps(target, prompt, drafter, params):
+    for event in decode_steps(target, prompt, drafter, params, budget):
         if isinstance(event, BlockStarted) and following < 0:
             following = event.start + int(event.state.masked[0])
         elif isinstance(event, Pass):
@@ -263,9 +179,11 @@ def stream(target: Target, prompt: str | Sequence[int], drafter: Drafter, params
             yield event.result.text[len(done) :]
 
 
-def generate(target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None) -> Result:
+def generate(
+    target: Target, prompt: str | Sequence[int], drafter: Drafter, params: DecodeParams | None = None, budget: Budget | None = None
+) -> Result:
     """Decode one prompt and return its result (see `decode_steps`)."""
-    for event in decode_steps(target, prompt, drafter, params):
+    for event in decode_steps(target, prompt, drafter, params, budget):
         if isinstance(event, Finished):
             return event.result
     raise AssertionError("decode_steps ended without a result")

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spot_dlm.artifacts import file_hash, provenance, read_json, write_json
-from spot_dlm.decode import BlockFinished, BlockStarted, Finished, Pass, decode_steps
+from spot_dlm.decode import decode_steps
 from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters import Root
 from spot_dlm.drafters.order import Order
@@ -33,6 +33,7 @@ from spot_dlm.lookahead import look_ahead
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.outputs import read_outputs
 from spot_dlm.rules import parse_rule
+from spot_dlm.sequence import BlockFinished, BlockStarted, Finished, Pass
 from spot_dlm.targets import load_target
 from spot_dlm.traces import COLUMNS, NUM_LOGP, Columns, shard_path, write_manifest, write_shard
 from spot_dlm.transition import Sampling, Transition
@@ -77,7 +78,7 @@ class TraceSetting:
     def params(self, seed: int, sequence: int) -> DecodeParams:
         """Return the decoding parameters of standard decoding."""
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed)
-        return DecodeParams(parse_rule(self.rule), sampling, self.max_new_tokens, 1, self.block_length, sequence=sequence)
+        return DecodeParams(parse_rule(self.rule), sampling, self.max_new_tokens, 1, self.block_length, sequence=sequence, boundary=False)
 
 
 @dataclass(frozen=True)
@@ -174,10 +175,11 @@ def record_sequence(
             tail, states, memory = len(event.state.canvas) - len(event.state.masked), 0, {}
         elif isinstance(event, Pass):
             transitions = event.acceptance.transitions
-            effects = remember(memory, event.graph, event.logits, transitions[-1].before.canvas, len(transitions))
-            for transition in transitions:
-                node = event.graph.find(transition.before)
-                assert node is not None
+            before = transitions[-1].before
+            effects = Effects.empty(len(before.canvas))
+            if event.graph.block == before.block:  # else the pass was over the end of the block before
+                effects = remember(memory, event.graph, event.logits, before.canvas, len(transitions))
+            for transition, node in zip(transitions, event.acceptance.nodes, strict=True):
                 seen = effects if drafter is not None and transition is transitions[-1] else None
                 _record_state(columns, transition, event.logits.of(node), params, noise, max_depth, seen)
             states += len(transitions)

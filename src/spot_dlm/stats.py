@@ -8,12 +8,14 @@ from typing import Any
 class Counts:
     """Passes, nodes, transitions and seconds of one or many decoded sequences; `a + b` adds every field.
 
-    `reached[d]` counts passes whose walk arrived at depth d, `offered[d]` those whose graph had a node there.
+    `rows` are those of all passes (a complete block in a graph takes two), `blocks` the blocks that were finished. `reached[d]` counts passes whose walk arrived at depth d, `offered[d]` those whose graph had a node there.
     """
 
     nfe: int = 0
     nfe_prefill: int = 0
     nfe_commit: int = 0
+    rows: int = 0
+    blocks: int = 0
     transitions: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -41,9 +43,21 @@ class Counts:
         """Share of the time outside the target's passes: noise, transition, drafting, walk."""
         return 1 - self.target_s / self.total_s if self.total_s else 0.0
 
-    def count_pass(self, depths: list[int], accepted: int) -> None:
-        """Count one decoding pass whose graph had nodes at `depths` (without the root) and whose walk accepted `accepted`."""
+    @property
+    def nfe_official(self) -> int:
+        """Passes of a decoder that commits one state per pass and spends one more to cache each block, as official code does."""
+        return self.transitions + self.blocks
+
+    def add_seconds(self, draft_s: float, target_s: float, verify_s: float) -> None:
+        """Add one pass's seconds by what they were spent on."""
+        self.draft_s += draft_s
+        self.target_s += target_s
+        self.verify_s += verify_s
+
+    def count_pass(self, depths: list[int], accepted: int, rows: int) -> None:
+        """Count one decoding pass of so many rows, with nodes at `depths` (without the root), whose walk accepted `accepted`."""
         self.nfe += 1
+        self.rows += rows
         self.drafted += len(depths)
         self.accepted += accepted
         self.transitions += accepted + 1
@@ -71,6 +85,7 @@ class Counts:
         """Return every count and the derived ratios for JSON."""
         rows: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
         return rows | {
+            "nfe_official": self.nfe_official,
             "tpf": self.tpf,
             "acceptance_length": self.acceptance_length,
             "host_share": self.host_share,

@@ -5,14 +5,17 @@ of targets and drafters.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor
 
 from spot_dlm.draft_graph import DraftGraph
+from spot_dlm.noise import CoupledNoise
 from spot_dlm.state import BlockState
-from spot_dlm.transition import Transition
+from spot_dlm.transition import Sampling, Transition, UnmaskRule, denoise
 
 
 @dataclass(frozen=True)
@@ -60,3 +63,28 @@ def accept(
         if following is None:
             return Acceptance(transitions, nodes, logits)
         node = following
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What one walk needs: the graph and its root, the logits of every node, F's rule, sampling and noise, and where decoding ends."""
+
+    graph: DraftGraph
+    root: BlockState
+    logits_of: Callable[[int], Float[Tensor, "m V"]]
+    rule: UnmaskRule
+    sampling: Sampling
+    noise: CoupledNoise
+    is_final: Callable[[BlockState], bool]
+
+
+def accept_many(walks: Sequence[Walk]) -> list[Acceptance | ValueError]:
+    """Walk several graphs; an error stays with the walk that caused it."""
+    out: list[Acceptance | ValueError] = []
+    for w in walks:
+        try:
+            step = partial(denoise, rule=w.rule, sampling=w.sampling, noise=w.noise)
+            out.append(accept(w.graph, w.root, w.logits_of, step, w.is_final))
+        except ValueError as error:
+            out.append(error)
+    return out

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from spot_dlm.decode import Result, generate
+from spot_dlm.decode import generate
 from spot_dlm.drafters import Chain, LeftToRight, Root
 from spot_dlm.interfaces import DecodeParams
+from spot_dlm.sequence import Result
 from spot_dlm.state import MASKED
 from spot_dlm.targets import load_target
 from spot_dlm.transition import Sampling, Select, UnmaskRule

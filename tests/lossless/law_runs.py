@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from reference_decoder import ToyTarget
 from toy import ToyTargetAdapter, split_rule
 
-from spot_dlm import decode, transition
+from spot_dlm import decode, sequence, transition, verify
 from spot_dlm import noise as noise_module
 from spot_dlm.drafters import Chain, Root, stale
 from spot_dlm.interfaces import DecodeParams
@@ -119,7 +119,7 @@ def accept_one_unseen(graph, root, logits_of, step, is_final):
     at = np.flatnonzero((guess.canvas != root.canvas) & (root.canvas == MASKED))
     taken = type(first)(root, guess, at, guess.canvas[at], first.candidates)
     second = step(guess, logits_of(1))
-    return Acceptance([taken, second], logits_of(1))
+    return Acceptance([taken, second], [0, 1], logits_of(1))
 
 
 def accept_drafted_tokens(graph, root, logits_of, step, is_final):
@@ -131,10 +131,24 @@ def accept_drafted_tokens(graph, root, logits_of, step, is_final):
     guess = type(root)(graph.block, graph.canvases[same[0]].copy(), int(graph.steps[same[0]]))
     taken = type(first)(root, guess, first.positions, guess.canvas[first.positions], first.candidates)
     second = step(guess, logits_of(same[0]))
-    return Acceptance([taken, second], logits_of(same[0]))
+    return Acceptance([taken, second], [0, same[0]], logits_of(same[0]))
 
 
-decode_accept = decode.accept
+class Walks:
+    """`accept_many` that walks one graph after the other, with a step and a walk that can be exchanged."""
+
+    def __init__(self) -> None:
+        self.accept, self.denoise = verify.accept, transition.denoise
+
+    def __call__(self, walks):
+        return [self.accept(w.graph, w.root, w.logits_of, self._step(w), w.is_final) for w in walks]
+
+    def _step(self, walk):
+        return lambda state, logits: self.denoise(state, logits, walk.rule, walk.sampling, walk.noise)
+
+
+WALKS = decode.accept_many = Walks()
+decode_accept = verify.accept
 VARIANTS = {
     "standard": (Root(), decode_accept),
     "chain": (Chain(), decode_accept),
@@ -145,13 +159,13 @@ VARIANTS = {
 
 
 def sample(case: str, variant: str, target: ToyTargetAdapter, sequences: range) -> Counter:
-    drafter, decode.accept = VARIANTS[variant]
+    drafter, WALKS.accept = VARIANTS[variant]
     rule, sampling, _ = split_rule(options_of(case))
     if variant == "no-step-in-noise":
         object.__setattr__(rule, "noise_step", False)  # past the validation that forbids it
     counts: Counter = Counter()
-    for sequence in sequences:
-        params = DecodeParams(rule, sampling, LENGTH, 4, sequence=sequence)
+    for key in sequences:
+        params = DecodeParams(rule, sampling, LENGTH, 4, sequence=key)
         counts[",".join(map(str, decode.generate(target, [0] * LENGTH, drafter, params).token_ids))] += 1
     return counts
 
@@ -161,17 +175,17 @@ def main(samples: int, broken_samples: int) -> dict:
     gc.freeze()
     gc.set_threshold(100_000)
     target, table = ToyTargetAdapter(toy()), NoiseTable(20, samples)
-    plain = decode.CoupledNoise, decode.denoise, stale.stale_candidates
+    plain = sequence.CoupledNoise, WALKS.denoise, stale.stale_candidates
     jobs = [(case, variant, samples) for case in CASES for variant in ("standard", "chain")]
     jobs += [("top-probability", variant, broken_samples) for variant in list(VARIANTS)[2:]]
     result = {}
     for case, variant, count in jobs:
         began = time.process_time()
         tabulated = Tabulated()
-        decode.CoupledNoise, decode.denoise, stale.stale_candidates = table, tabulated.denoise, tabulated.stale_candidates
+        sequence.CoupledNoise, WALKS.denoise, stale.stale_candidates = table, tabulated.denoise, tabulated.stale_candidates
         first = sample(case, variant, target, range(30))
         result[f"{case}/{variant}"] = first + sample(case, variant, target, range(30, count))
-        decode.CoupledNoise, decode.denoise, stale.stale_candidates = plain
+        sequence.CoupledNoise, WALKS.denoise, stale.stale_candidates = plain
         assert sample(case, variant, target, range(30)) == first, (case, variant)
         result[f"cpu_s/{case}/{variant}"] = time.process_time() - began
         print(case, variant, result[f"cpu_s/{case}/{variant}"], file=sys.stderr, flush=True)

@@ -10,10 +10,11 @@ import pytest
 from reference_decoder import ToyTarget
 from toy import NEVER, ToyTargetAdapter, split_rule, trajectory, unchecked
 
-from spot_dlm.decode import Finished, Pass, decode_steps, generate
+from spot_dlm.decode import decode_steps, generate
 from spot_dlm.draft_graph import DraftGraph, GraphBuilder
 from spot_dlm.drafters import Chain, LeftToRight, Root
 from spot_dlm.interfaces import DecodeParams, DraftContext
+from spot_dlm.sequence import Finished, Pass
 from spot_dlm.state import MASKED, BlockState
 from spot_dlm.transition import Sampling, UnmaskRule
 
@@ -360,7 +361,7 @@ def test_a_target_that_emits_the_mask_token_is_refused(drafter):
         (lambda: Sampling(top_p=1.1), "top_p=1.1"),
         (lambda: Sampling(top_p=math.nan), "top_p=nan"),
         (lambda: DecodeParams(max_new_tokens=0), "max_new_tokens=0 must be at least 1"),
-        (lambda: DecodeParams(nodes=0), "nodes=0 must be at least 1"),
+        (lambda: DecodeParams(nodes=0), "nodes=0 must be .auto. or a whole number of at least 1"),
         (lambda: DecodeParams(block_length=0), "block_length=0 must be at least 1"),
         (lambda: DecodeParams(stop="eos"), "stop='eos' is unknown; choose one of block, prefix"),
     ],

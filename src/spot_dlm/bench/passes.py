@@ -13,9 +13,10 @@ from typing import Any
 from spot_dlm.bench.drafters import Entry
 from spot_dlm.bench.memo import MemoTarget
 from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
-from spot_dlm.decode import Event, Pass, check_prompt, decode_steps
+from spot_dlm.decode import decode_steps
 from spot_dlm.interfaces import DecodeParams, Target
 from spot_dlm.rules import parse_rule
+from spot_dlm.sequence import Event, Pass, check_prompt
 from spot_dlm.tasks import SPLITS, TASKS, TaskPrompt, load_prompts
 from spot_dlm.transition import Sampling
 

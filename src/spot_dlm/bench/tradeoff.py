@@ -14,10 +14,11 @@ from itertools import product
 from typing import Any
 
 from spot_dlm.compare import same_order
-from spot_dlm.decode import Result, check_prompt, generate
+from spot_dlm.decode import generate
 from spot_dlm.drafters import Root, build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.rules import parse_rule
+from spot_dlm.sequence import Result, check_prompt
 from spot_dlm.tasks import SPLITS, TASKS, TaskPrompt, grade, load_prompts
 from spot_dlm.transition import Sampling
 

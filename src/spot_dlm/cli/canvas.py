@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from spot_dlm.decode import BlockStarted, Event, Finished, Pass
 from spot_dlm.interfaces import Target
+from spot_dlm.sequence import BlockStarted, Event, Finished, Pass
 from spot_dlm.state import MASKED
 
 COLOURS = ("bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue", "bright_red")
@@ -41,7 +41,8 @@ class Canvas:
     def show(self, event: Event) -> None:
         """Draw what an event changed."""
         if isinstance(event, BlockStarted):
-            self._cells |= {event.start + int(p): (_HOLE, "dim") for p in event.state.masked}
+            holes = {event.start + int(p): (_HOLE, "dim") for p in event.state.masked}
+            self._cells = holes | self._cells  # the pass before may have committed some already
         elif isinstance(event, Pass):
             self._show_pass(event)
         elif isinstance(event, Finished):
@@ -55,7 +56,7 @@ class Canvas:
         state = event.acceptance.state
         start = state.block * len(state.canvas)
         guess = event.graph.canvases[int(event.graph.depths.argmax())]
-        for position in state.masked.tolist():
+        for position in state.masked.tolist() if state.block == event.graph.block else ():
             token = int(guess[position])
             self._cells[start + position] = (_HOLE, "dim") if token == MASKED else (self._token(token), "dim italic")
         colour = COLOURS[event.number % len(COLOURS)]

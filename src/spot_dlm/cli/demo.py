@@ -16,9 +16,10 @@ from rich.table import Table
 from spot_dlm.cli import options as o
 from spot_dlm.cli.canvas import Canvas
 from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
-from spot_dlm.decode import Event, decode_steps, generate
+from spot_dlm.decode import decode_steps, generate
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
+from spot_dlm.sequence import Event
 from spot_dlm.tasks import FAMILY_TASKS, TaskPrompt, grade, load_prompts
 
 _GRADES = {True: "right", False: "wrong", None: "free text"}

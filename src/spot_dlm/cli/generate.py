@@ -14,13 +14,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from spot_dlm.batch import MAX_REQUESTS, Failed, Request, decode_batch
 from spot_dlm.cli import options as o
 from spot_dlm.cli.canvas import Canvas
 from spot_dlm.cli.jsonl import PromptLine, ResultFile, read_prompts
 from spot_dlm.cli.show import progress_bar, provenance, stats_table, stderr_console
-from spot_dlm.decode import Finished, Result, check_prompt, decode_steps
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
+from spot_dlm.sequence import Finished, Result, check_prompt
 from spot_dlm.stats import Counts
 
 
@@ -60,6 +61,9 @@ def generate(
     threads: o.Threads = None,
     raw: o.Raw = False,
     strict: o.Strict = 1,
+    batch: Annotated[
+        str, typer.Option("--batch", metavar="N|auto", help=f"Decodes that share the passes; auto = up to {MAX_REQUESTS}. Never changes an answer.")
+    ] = "auto",
     stats: Annotated[bool, typer.Option("--stats", help="Print passes, acceptance by depth and seconds on stderr.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the canvas filling in, on stderr.")] = False,
     as_json: o.Json = False,
@@ -69,6 +73,9 @@ def generate(
     With --prompts, results are JSON lines on stdout, or in the file of --out, written as they finish. The same command with the
     same --out continues after an interruption: finished prompts are skipped, a half-written last line is removed.
 
+    Up to --batch decodes share each pass; results are written as they finish. A prompt that cannot be decoded does not stop the
+    others: it is named on stderr, and the exit code is 2.
+
     Every sample has noise of its own: its key is the prompt's number in the file (from 0) times 2^32 plus the sample's number.
 
     \b
@@ -76,7 +83,7 @@ def generate(
       spot generate "To JSON: Anna Berg, 34, lives in Oslo." --stats
       echo "To JSON: Anna Berg, 34, lives in Oslo." | spot generate --watch
       spot generate "Compute 17 + 25." --temperature 1 --seed 3 -n 4
-      spot generate --prompts prompts.jsonl --out results.jsonl --nodes 16
+      spot generate --prompts prompts.jsonl --out results.jsonl --nodes 16 --batch 8
       spot generate "Compute 17 + 25." --rule threshold=0.9 --json
     """
     params = o.decode_params(
@@ -89,6 +96,11 @@ def generate(
         raise ValueError("--overwrite needs --out")
     if out is not None and prompts is not None and out.is_file() and out.samefile(prompts):
         raise ValueError(f"--out {out} is the file of --prompts; give another --out")
+    together = _batch_size(batch)
+    if watch and together > 1:
+        if batch != "auto":
+            raise ValueError(f"--watch shows one decode at a time; leave out --batch {batch}")
+        together = 1
     o.check_strict(strict, nodes)
     files = o.DrafterFiles(graph, drafter_file, transfer)
     build_drafter(drafter, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
@@ -100,13 +112,15 @@ def generate(
     settings = provenance(target, params) | {"drafter": guess.name, "nodes": nodes, "raw": raw, "strict": strict}
     with ExitStack() as stack:
         file = None if out is None else stack.enter_context(ResultFile(out, settings, overwrite))
-        run = _Run(target, guess, file, samples, console, watch, quiet=as_json)
+        run = _Run(target, guess, file, samples, together, console, watch, quiet=as_json)
         rows = run.all(jobs, as_lines=prompts is not None)
     if stats:
         console.print(stats_table(run.counts))
     if as_json:
         summary: dict[str, Any] = {"settings": settings, "counts": run.counts.to_dict(), "skipped": run.num_skipped}
         print(json.dumps(summary | ({"results": rows} if out is None else {"out": str(out), "done": run.num_done})))
+    if run.failed:
+        raise ValueError(f"{len(run.failed)} of {len(run.failed) + run.num_done} decodes failed: {run.failed[0]}")
 
 
 def _prompt_lines(prompt: str | None, prompts: Path | None, console: Console) -> list[PromptLine]:
@@ -125,6 +139,14 @@ def _prompt_lines(prompt: str | None, prompts: Path | None, console: Console) ->
         except UnicodeDecodeError as error:
             raise ValueError(f"stdin is no UTF-8 text ({error})") from error
     return [PromptLine("prompt", 0, prompt, where, {})]
+
+
+def _batch_size(text: str) -> int:
+    if text == "auto":
+        return MAX_REQUESTS
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError(f"--batch {text} must be 'auto' or a whole number of at least 1")
+    return int(text)
 
 
 def prepare(target: Target, line: PromptLine, params: DecodeParams) -> Job:
@@ -149,12 +171,21 @@ def prepare(target: Target, line: PromptLine, params: DecodeParams) -> Job:
 
 
 class _Run:
-    """Decodes jobs one after the other and hands every result on as soon as it is there."""
+    """Decodes jobs, some at a time, and hands every result on as soon as it is there."""
 
     def __init__(
-        self, target: Target, drafter: Drafter, file: ResultFile | None, samples: int, console: Console, watch: bool, quiet: bool
+        self,
+        target: Target,
+        drafter: Drafter,
+        file: ResultFile | None,
+        samples: int,
+        batch: int,
+        console: Console,
+        watch: bool,
+        quiet: bool,
     ) -> None:
-        self._target, self._drafter, self._file, self._samples = target, drafter, file, samples
+        self._target, self._drafter, self._file, self._samples, self._batch = target, drafter, file, samples, batch
+        self.failed: list[str] = []
         self._console, self._watch, self._quiet = console, watch, quiet
         self.counts = Counts()
         self.num_done = self.num_skipped = 0
@@ -171,8 +202,7 @@ class _Run:
         shown = self._console.is_terminal and not self._watch and not on_screen and total > 1
         try:
             with progress_bar(self._console, "decoding", total, self.num_skipped, shown) as advance:
-                for job, sample in todo:
-                    row = self._one(job, sample, f"{job.line.id} · sample {sample}" if total > 1 else "")
+                for row in self._rows(todo):
                     if self._file is not None:
                         self._file.append(row)
                     elif not self._quiet:
@@ -193,25 +223,35 @@ class _Run:
                 else:
                     yield job, sample
 
-    def _one(self, job: Job, sample: int, title: str) -> dict[str, Any]:
-        params = replace(job.params, sequence=job.line.sequence(sample))
-        result = self._decode(job.prompt_ids, params, title)
+    def _rows(self, todo: list[tuple[Job, int]]) -> Iterator[dict[str, Any]]:
+        """Decode and yield the row of each result as it ends; what fails is said and remembered."""
+        canvas: Canvas | None = None
+        numbered = [replace(job.params, sequence=job.line.sequence(sample)) for job, sample in todo]
+        requests = (Request(i, job.prompt_ids, params) for i, ((job, _), params) in enumerate(zip(todo, numbered, strict=True)))
+        with ExitStack() as stack:
+            for number, event in decode_batch(self._target, requests, self._drafter, max_requests=self._batch):
+                job, sample = todo[number]
+                if self._watch and canvas is None:
+                    title = f"{job.line.id} · sample {sample}" if len(todo) > 1 else ""
+                    canvas = stack.enter_context(Canvas(self._target, self._console, title))
+                if isinstance(event, Failed):
+                    self.failed.append(f"{job.line.where}: {event.error}")
+                    self._console.print(f"spot: {self.failed[-1]}", markup=False, highlight=False, soft_wrap=True)
+                elif canvas is not None:
+                    canvas.show(event)
+                if isinstance(event, Finished | Failed):
+                    stack.close()
+                    canvas = None
+                if isinstance(event, Finished):
+                    yield self._row(job, sample, numbered[number], event.result)
+
+    def _row(self, job: Job, sample: int, params: DecodeParams, result: Result) -> dict[str, Any]:
         self.counts = self.counts + result.counts
         key = "prompt" if isinstance(job.line.prompt, str) else "prompt_ids"
         row: dict[str, Any] = {"id": job.line.id, "sample": sample, "sequence": params.sequence, key: job.line.prompt, "text": result.text}
         row |= {"token_ids": result.token_ids, "commit_steps": result.commit_steps, "finish_reason": result.finish_reason}
         row |= {"num_prompt_tokens": len(job.prompt_ids), "counts": result.counts.to_dict()}
         return row | ({"overrides": job.line.overrides} if job.line.overrides else {})
-
-    def _decode(self, ids: list[int], params: DecodeParams, title: str) -> Result:
-        with ExitStack() as stack:
-            canvas = stack.enter_context(Canvas(self._target, self._console, title)) if self._watch else None
-            for event in decode_steps(self._target, ids, self._drafter, params):
-                if canvas is not None:
-                    canvas.show(event)
-                if isinstance(event, Finished):
-                    return event.result
-        raise AssertionError("decode_steps ended without a result")
 
     def _print(self, row: dict[str, Any], as_lines: bool) -> None:
         if as_lines:

@@ -6,7 +6,7 @@ Knows nothing of what the commands do. Example: `target = open_target("shipped",
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 import typer
@@ -20,13 +20,13 @@ from spot_dlm.targets import SHIPPED, load_target
 from spot_dlm.transition import Sampling
 
 DEFAULT_DRAFTER = AUTO
-DEFAULT_NODES = DecodeParams().nodes
+DEFAULT_NODES = "auto"
 DEFAULT_RULE = "standard"
 MAX_NEW_TOKENS = DecodeParams().max_new_tokens
 
 _NAMES = " | ".join(DRAFTERS)
 _RULE_HELP = f"Unmask rule: {ALLOWED}."
-_NODES_HELP = "Rows of one target pass, the certain next state included; 1 = standard decoding."
+_NODES_HELP = "Rows of one target pass, the certain next state included; 1 = standard decoding; auto = as many as pay (spot tune)."
 _DRAFTER_HELP = (
     f"How future states are guessed: {_NAMES}; auto = order where it was trained on this model, else chain. Never changes the answer."
 )
@@ -43,8 +43,8 @@ DrafterFile = Annotated[
     typer.Option("--drafter-file", metavar="DIR", help="Trained drafter for order and linear (spot train); default: the shipped model's."),
 ]
 Transfer = Annotated[bool, typer.Option("--transfer", help="Use a drafter that was fitted on another model.")]
-Nodes = Annotated[int, typer.Option("--nodes", help=_NODES_HELP)]
-NodesList = Annotated[list[int], typer.Option("--nodes", help=f"{_NODES_HELP} Repeatable.")]
+Nodes = Annotated[str, typer.Option("--nodes", metavar="N|auto", help=_NODES_HELP)]
+NodesList = Annotated[list[str], typer.Option("--nodes", metavar="N|auto", help=f"{_NODES_HELP} Repeatable.")]
 Rule = Annotated[str, typer.Option("--rule", help=_RULE_HELP)]
 Rules = Annotated[list[str], typer.Option("--rule", help=f"{_RULE_HELP} Repeatable.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 = the most probable token.")]
@@ -151,13 +151,28 @@ def check_device(name: str) -> None:
         raise ValueError(f"--device {name} cannot be used: {reason}") from error
 
 
-def check_strict(strict: int, nodes: int) -> None:
+def parse_nodes(text: str) -> int | Literal["auto"]:
+    """Return the node budget that an option gives.
+
+    Raises:
+        ValueError: if it is neither 'auto' nor a whole number of at least 1.
+    """
+    if text == "auto":
+        return "auto"
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError(f"--nodes {text} must be 'auto' or a whole number of at least 1 (1 = standard decoding)")
+    return int(text)
+
+
+def check_strict(strict: int, nodes: str) -> None:
     """Refuse a number of rows that the largest pass exceeds; 1 is off.
 
     Raises:
         ValueError: naming both values.
     """
-    if 1 < strict < nodes:
+    if strict > 1 and nodes == "auto":
+        raise ValueError(f"--strict {strict} needs a --nodes of so many rows or fewer, not auto")
+    if nodes != "auto" and 1 < strict < int(nodes):
         raise ValueError(f"--strict {strict} is below --nodes {nodes}: larger passes would not have the same shape")
 
 
@@ -169,7 +184,7 @@ def decode_params(
     seed: int = 0,
     rule: str = DEFAULT_RULE,
     max_new_tokens: int = MAX_NEW_TOKENS,
-    nodes: int = DEFAULT_NODES,
+    nodes: str = DEFAULT_NODES,
     block_length: int | None = None,
     stop: str = "block",
 ) -> DecodeParams:
@@ -185,7 +200,7 @@ def decode_params(
         rule=parse_rule(rule),
         sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
         max_new_tokens=max_new_tokens,
-        nodes=nodes,
+        nodes=parse_nodes(nodes),
         block_length=block_length,
         stop=checked,
     )

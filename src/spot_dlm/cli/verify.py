@@ -7,21 +7,23 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from spot_dlm.batch import Failed, Request, decode_batch
 from spot_dlm.cli import options as o
 from spot_dlm.cli.generate import Job, prepare
 from spot_dlm.cli.jsonl import PromptLine, read_prompts
 from spot_dlm.cli.show import COMMAND, progress_bar, provenance, stderr_console
-from spot_dlm.compare import Divergence, first_divergence, refine, standard_trajectory, trajectory
+from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import Drafter, Target
 from spot_dlm.rules import describe
+from spot_dlm.sequence import Event, Finished
 from spot_dlm.stats import Counts
 
 DEFAULT_LIMIT = 10
@@ -33,13 +35,13 @@ class Case:
 
     job: Job
     drafter: str
-    nodes: int
+    nodes: int | str
     standard: Counts
     speculative: Counts
     divergence: Divergence | None
 
     @property
-    def setting(self) -> tuple[float, str, str, int]:
+    def setting(self) -> tuple[float, str, str, int | str]:
         """What a row of the table stands for."""
         params = self.job.params
         return params.sampling.temperature, describe(params.rule), self.drafter, self.nodes
@@ -72,12 +74,13 @@ def verify(
     threads: o.Threads = None,
     raw: o.Raw = False,
     strict: o.Strict = 1,
+    batch: Annotated[int, typer.Option("--batch", help="Speculative decodes that share the passes; 1 = one after the other.")] = 1,
     as_json: o.Json = False,
 ) -> None:
     """Prove that speculative decoding gives the tokens and the commit order of standard decoding.
 
     Every prompt is decoded plainly (drafter root, one node) once per temperature and rule, and speculatively with every drafter and
-    node budget, with the same seed. Exit code 1 if any divergence is real, not a tie or near-tie (gap below 1e-4).
+    node budget, with the same seed; with --batch, the speculative decodes of different prompts share passes. Exit code 1 if any divergence is real, not a tie or near-tie (gap below 1e-4).
 
     JSON keys: cases = number of comparisons (prompt x temperature x rule x drafter x nodes), identical = how many of them are,
     divergences = those that are not, nfe_standard and nfe_speculative = decoding passes summed over the cases, nfe_reduction = their
@@ -87,6 +90,7 @@ def verify(
     Examples:
       spot verify --limit 2
       spot verify --task json --drafter all --nodes 2 --nodes 8 --temperature 0 --temperature 1 --json
+      spot verify --batch 16 --nodes auto --nodes 8
       spot verify --prompts prompts.jsonl --rule standard --rule threshold=0.9 --rule bfloat16
     """
     grid = [
@@ -96,15 +100,18 @@ def verify(
         )
         for n in nodes for t in temperature for r in rule
     ]  # fmt: skip
+    if batch < 1:
+        raise ValueError(f"--batch {batch} must be at least 1")
     reference_grid = list(dict.fromkeys(replace(params, nodes=1) for params in grid))
     if limit is not None and limit < 1:
         raise ValueError(f"--limit {limit} must be at least 1")
     names = [d for name in drafter for d in (o.ALL_DRAFTERS if name == "all" else [name])]
-    o.check_strict(strict, max(nodes))
+    for count in nodes:
+        o.check_strict(strict, count)
     files = o.DrafterFiles(graph, drafter_file, transfer)
     for name in drafter if "all" not in drafter else ():
         build_drafter(name, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
-    budgets = list(dict.fromkeys(nodes))
+    budgets = list(dict.fromkeys(o.parse_nodes(n) for n in nodes))
     console = stderr_console()
     lines = _prompt_lines(prompts, task, limit, console)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))
@@ -120,14 +127,14 @@ def verify(
     cases: list[Case] = []
     try:
         with progress_bar(console, "verifying", len(jobs) * len(drafters) * len(budgets), shown=console.is_terminal) as advance:
-            for case in _cases(target, jobs, drafters, budgets):
+            for case in _cases(target, jobs, drafters, budgets, batch):
                 cases.append(case)
                 advance(case.speculative.tokens)
                 if case.divergence is not None:
                     console.print(f"{_name(case)}: {case.divergence}", markup=False, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted after {len(cases)} comparisons, {_identical(cases)} identical") from None
-    facts = provenance(target, reference_grid[0]) | {"temperature": temperature, "rule": list(rule), "strict": strict, "raw": raw}
+    facts = provenance(target, reference_grid[0]) | {"temperature": temperature, "rule": list(rule), "strict": strict, "raw": raw, "batch": batch}
     report = _report(cases, len(lines)) | {"provenance": facts, "command": COMMAND.get()}
     (console if as_json else Console()).print(_table(report))
     if as_json:
@@ -148,18 +155,31 @@ def _prompt_lines(prompts: Path | None, task: list[str] | None, limit: int | Non
     return [PromptLine(p.id, i, p.prompt, f"prompt {p.id}", {}) for i, p in enumerate(found)]
 
 
-def _cases(target: Target, jobs: list[Job], drafters: list[Drafter], budgets: list[int]) -> Iterator[Case]:
+def _cases(
+    target: Target, jobs: list[Job], drafters: list[Drafter], budgets: list[int | Literal["auto"]], batch: int
+) -> Iterator[Case]:
     """Compare; the standard run of a job serves every drafter and budget."""
-    for job in jobs:
-        params = replace(job.params, sequence=job.line.sequence(0))
-        standard = standard_trajectory(target, job.prompt_ids, params)
-        for drafter in drafters:
-            for nodes in budgets:
-                speculative = trajectory(target, job.prompt_ids, drafter, replace(params, nodes=nodes))
-                divergence = first_divergence(standard, speculative, params.rule)
+    params = [replace(job.params, sequence=job.line.sequence(0)) for job in jobs]
+    standard = [standard_trajectory(target, job.prompt_ids, p) for job, p in zip(jobs, params, strict=True)]
+    for drafter in drafters:
+        for nodes in budgets:
+            requests = [Request(i, job.prompt_ids, replace(p, nodes=nodes)) for i, (job, p) in enumerate(zip(jobs, params, strict=True))]
+            for i, speculative in _trajectories(target, requests, drafter, batch):
+                divergence = first_divergence(standard[i], speculative, params[i].rule)
                 if divergence is not None:
-                    divergence = refine(divergence, target, job.prompt_ids, params)
-                yield Case(job, drafter.name, nodes, standard.result.counts, speculative.result.counts, divergence)
+                    divergence = refine(divergence, target, jobs[i].prompt_ids, params[i])
+                yield Case(jobs[i], drafter.name, nodes, standard[i].result.counts, speculative.result.counts, divergence)
+
+
+def _trajectories(target: Target, requests: list[Request], drafter: Drafter, batch: int) -> Iterator[tuple[int, Trajectory]]:
+    """Decode speculatively, so many prompts at a time, and yield the number and trajectory of each as it ends."""
+    events: dict[int, list[Event]] = {r.id: [] for r in requests}
+    for number, event in decode_batch(target, requests, drafter, max_requests=batch):
+        if isinstance(event, Failed):
+            raise event.error
+        events[number].append(event)
+        if isinstance(event, Finished):
+            yield number, Trajectory.of(events.pop(number))
 
 
 def _identical(cases: list[Case]) -> int:
