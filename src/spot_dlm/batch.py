@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Generic, TypeVar
 
 from spot_dlm.budget import Budget
 from spot_dlm.decode import decode_pass
@@ -18,16 +19,18 @@ from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.sequence import Decoding, Event
 from spot_dlm.tune import budget_for
 
+Id = TypeVar("Id", bound=Hashable)
+
 MAX_REQUESTS = 16
 MAX_CACHED_TOKENS = 2**16
-"""Tokens that the caches of all live requests may come to hold; bytes: times 2 x layers x key/value heads x head size x bytes of a number."""
+"""Tokens that the caches of all live requests may hold; in bytes, times 2 x layers x key/value heads x head size x bytes of a number."""
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Generic[Id]):
     """A prompt (user text or token ids) with its parameters; `id` names it in the events."""
 
-    id: Hashable
+    id: Id
     prompt: str | Sequence[int]
     params: DecodeParams = field(default_factory=DecodeParams)
 
@@ -47,7 +50,7 @@ class Aborted:
 BatchEvent = Event | Failed | Aborted
 
 
-class Batch:
+class Batch(Generic[Id]):
     """Requests that share the target's passes.
 
     Args:
@@ -77,9 +80,9 @@ class Batch:
         self._target, self._drafter = target, drafter
         self._budget = budget
         self._max_requests, self._max_cached_tokens = max_requests, max_cached_tokens
-        self._waiting: deque[tuple[Hashable, Decoding]] = deque()
-        self._live: dict[Hashable, Decoding] = {}
-        self._told: list[tuple[Hashable, BatchEvent]] = []
+        self._waiting: deque[tuple[Id, Decoding]] = deque()
+        self._live: dict[Id, Decoding] = {}
+        self._told: list[tuple[Id, BatchEvent]] = []
 
     @property
     def num_live(self) -> int:
@@ -96,7 +99,7 @@ class Batch:
         """Whether there is nothing to decode and nothing to tell."""
         return not (self._live or self._waiting or self._told)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request[Id]) -> None:
         """Check a request and queue it; it joins the first pass that has room for it.
 
         Raises:
@@ -106,7 +109,7 @@ class Batch:
             raise ValueError(f"request {request.id!r} is being decoded already")
         self._waiting.append((request.id, Decoding(self._target, request.prompt, request.params)))
 
-    def abort(self, request_id: Hashable) -> bool:
+    def abort(self, request_id: Id) -> bool:
         """Drop a request and free its cache; its last event, `Aborted`, comes with the next step. False if it is not known."""
         waiting = [(known, d) for known, d in self._waiting if known != request_id]
         found = self._live.pop(request_id, None) is not None or len(waiting) < len(self._waiting)
@@ -115,7 +118,7 @@ class Batch:
             self._told.append((request_id, Aborted()))
         return found
 
-    def step(self) -> list[tuple[Hashable, BatchEvent]]:
+    def step(self) -> list[tuple[Id, BatchEvent]]:
         """Let requests join, take one pass, let requests leave; return what happened, in order for each request."""
         events, self._told = self._told, []
         events += self._admit()
@@ -134,9 +137,9 @@ class Batch:
                 del self._live[request_id]
         return events
 
-    def _admit(self) -> list[tuple[Hashable, BatchEvent]]:
+    def _admit(self) -> list[tuple[Id, BatchEvent]]:
         """Start requests, first come first served, while there is room."""
-        events: list[tuple[Hashable, BatchEvent]] = []
+        events: list[tuple[Id, BatchEvent]] = []
         cached = sum(d.num_cached for d in self._live.values())
         while self._waiting and len(self._live) < self._max_requests:
             request_id, decoding = self._waiting[0]
@@ -157,17 +160,18 @@ class Batch:
 
 def decode_batch(
     target: Target,
-    requests: Iterable[Request],
+    requests: Iterable[Request[Id]],
     drafter: Drafter,
     budget: Budget | None = None,
     max_requests: int = MAX_REQUESTS,
     max_cached_tokens: int = MAX_CACHED_TOKENS,
-) -> Iterator[tuple[Hashable, BatchEvent]]:
+) -> Iterator[tuple[Id, Event | Failed]]:
     """Decode requests together and yield (id, event) as it happens; the last event of each is `Finished` or `Failed`.
 
     Requests are taken from the iterable when there is room, so it may be long. Ids must differ. Arguments as in `Batch`.
     """
-    batch, source = Batch(target, drafter, budget, max_requests, max_cached_tokens), iter(requests)
+    batch: Batch[Id] = Batch(target, drafter, budget, max_requests, max_cached_tokens)
+    source = iter(requests)
     more = True
     while more or not batch.is_idle:
         while more and batch.num_live + batch.num_waiting < max_requests:
@@ -179,4 +183,6 @@ def decode_batch(
                 batch.add(request)
             except ValueError as error:
                 yield request.id, Failed(error)
-        yield from batch.step()
+        for request_id, event in batch.step():
+            if not isinstance(event, Aborted):
+                yield request_id, event

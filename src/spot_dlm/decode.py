@@ -8,6 +8,7 @@ Example: `generate(target, "To JSON: Anna Berg, 34, Oslo.", Chain(), DecodeParam
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from time import perf_counter
 from typing import TypeVar
 
@@ -35,18 +36,23 @@ def decode_pass(target: Target, drafter: Drafter, budget: Budget, live: Sequence
     accepted = _then(logits, lambda at: accept_many([_walk(live[i], logits[i]) for i in at]))
     _observe(budget, live, accepted)
     clocks.append(perf_counter())
-    seconds = [(b - a) / len(live) for a, b in zip(clocks[:-1], clocks[1:], strict=True)]
-    events: list[list[Event] | Exception] = []
-    for decoding, acceptance, evaluated in zip(live, accepted, logits, strict=True):
+    seconds = [(b - a) / len(live) for a, b in pairwise(clocks)]
+    for decoding in live:
         decoding.counts.add_seconds(*seconds)
-        if isinstance(acceptance, Acceptance) and isinstance(evaluated, MaskedLogits):
-            events += _each(lambda turn: [list(d.take(*proved)) for d, *proved in turn], [(decoding, acceptance, evaluated)])
-        else:
-            events.append(acceptance if isinstance(acceptance, Exception) else AssertionError("a pass without an outcome"))
-    return events
+    return [_take(*outcome) for outcome in zip(live, accepted, logits, strict=True)]
 
 
-def _each(together: Callable[[list[A]], Sequence[B]], items: list[A]) -> list[B | Exception]:
+def _take(decoding: Decoding, acceptance: Acceptance | Exception, logits: MaskedLogits | Exception) -> list[Event] | Exception:
+    if isinstance(acceptance, Exception):
+        return acceptance
+    assert isinstance(logits, MaskedLogits)
+    try:
+        return list(decoding.take(acceptance, logits))
+    except Exception as error:
+        return error
+
+
+def _each(together: Callable[[list[A]], Sequence[B | Exception]], items: list[A]) -> list[B | Exception]:
     """Apply a function to all items at once; where that fails, to one after the other."""
     try:
         return list(together(items))
@@ -58,7 +64,7 @@ def _then(before: Sequence[A | Exception], stage: Callable[[list[int]], Sequence
     """Run a stage on the numbers of those that have not failed before; failures are passed on."""
     going = [i for i, outcome in enumerate(before) if not isinstance(outcome, Exception)]
     found = dict(zip(going, _each(stage, going) if going else [], strict=True))
-    return [found[i] if i in found else outcome for i, outcome in enumerate(before)]  # type: ignore[misc]
+    return [found[i] if not isinstance(outcome, Exception) else outcome for i, outcome in enumerate(before)]
 
 
 def _draft(drafter: Drafter, budget: Budget, live: Sequence[Decoding]) -> list[DraftGraph | Exception]:

@@ -8,7 +8,8 @@ from typing import Any
 class Counts:
     """Passes, nodes, transitions and seconds of one or many decoded sequences; `a + b` adds every field.
 
-    `rows` are those of all passes (a complete block in a graph takes two), `blocks` the blocks that were finished. `reached[d]` counts passes whose walk arrived at depth d, `offered[d]` those whose graph had a node there.
+    `rows` are those of all passes (a complete block in a graph takes two), `blocks` the blocks that were finished. `reached[d]` counts
+    passes whose walk arrived at depth d, `offered[d]` those whose graph had a node there.
     """
 
     nfe: int = 0

@@ -80,7 +80,8 @@ def verify(
     """Prove that speculative decoding gives the tokens and the commit order of standard decoding.
 
     Every prompt is decoded plainly (drafter root, one node) once per temperature and rule, and speculatively with every drafter and
-    node budget, with the same seed; with --batch, the speculative decodes of different prompts share passes. Exit code 1 if any divergence is real, not a tie or near-tie (gap below 1e-4).
+    node budget, with the same seed; with --batch, the speculative decodes of different prompts share passes. Exit code 1 if any
+    divergence is real, not a tie or near-tie (gap below 1e-4).
 
     JSON keys: cases = number of comparisons (prompt x temperature x rule x drafter x nodes), identical = how many of them are,
     divergences = those that are not, nfe_standard and nfe_speculative = decoding passes summed over the cases, nfe_reduction = their
@@ -134,7 +135,8 @@ def verify(
                     console.print(f"{_name(case)}: {case.divergence}", markup=False, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted after {len(cases)} comparisons, {_identical(cases)} identical") from None
-    facts = provenance(target, reference_grid[0]) | {"temperature": temperature, "rule": list(rule), "strict": strict, "raw": raw, "batch": batch}
+    facts = provenance(target, reference_grid[0]) | {"temperature": temperature, "rule": list(rule), "strict": strict, "raw": raw}
+    facts["batch"] = batch
     report = _report(cases, len(lines)) | {"provenance": facts, "command": COMMAND.get()}
     (console if as_json else Console()).print(_table(report))
     if as_json:
@@ -171,7 +173,7 @@ def _cases(
                 yield Case(jobs[i], drafter.name, nodes, standard[i].result.counts, speculative.result.counts, divergence)
 
 
-def _trajectories(target: Target, requests: list[Request], drafter: Drafter, batch: int) -> Iterator[tuple[int, Trajectory]]:
+def _trajectories(target: Target, requests: list[Request[int]], drafter: Drafter, batch: int) -> Iterator[tuple[int, Trajectory]]:
     """Decode speculatively, so many prompts at a time, and yield the number and trajectory of each as it ends."""
     events: dict[int, list[Event]] = {r.id: [] for r in requests}
     for number, event in decode_batch(target, requests, drafter, max_requests=batch):
