@@ -9,30 +9,29 @@ Example: `CoupledNoise(seed=0, sequence=0).rows(block=1, step=2, positions=np.ar
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import no_type_check
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Float64, Int64
-from numba import njit
+from jaxtyping import Float, Float32, Float64, Int64, UInt64
 from torch import Tensor
+
+from spot_dlm.race import C1, C2, G, fill_some, find_winners, first_argmax
 
 NOISE_VERSION = 1
 """Changes whenever a bit of the noise changes; recorded with every artifact that depends on it."""
 
 _MASK64 = (1 << 64) - 1
-_G, _C1, _C2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _CACHE_BYTES = 256 * 2**20
 
 
 def _mix(z: int) -> int:
-    z = ((z ^ (z >> 30)) * _C1) & _MASK64
-    z = ((z ^ (z >> 27)) * _C2) & _MASK64
+    z = ((z ^ (z >> 30)) * C1) & _MASK64
+    z = ((z ^ (z >> 27)) * C2) & _MASK64
     return z ^ (z >> 31)
 
 
 def _absorb(h: int, word: int) -> int:
-    return _mix((h ^ _mix((word + _G) & _MASK64)) + _G & _MASK64)
+    return _mix((h ^ _mix((word + G) & _MASK64)) + G & _MASK64)
 
 
 def _signed(z: int) -> int:
@@ -61,48 +60,33 @@ def _log(x: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
     return exponent.mul_(0.6931471805599453).add_(series.mul_(s))
 
 
-@njit(cache=True)
-@no_type_check
-def _log_scalar(x: float) -> float:
-    """`_log` for one number: the same operations in the same order, so the same bits."""
-    bits = np.float64(x).view(np.int64) + (0x3FF0000000000000 - 0x3FE6A09E00000000)
-    exponent = np.float64((bits >> 52) - 1023)
-    m = np.int64((bits & 0xFFFFFFFFFFFFF) + 0x3FE6A09E00000000).view(np.float64)
-    s = (m - 1.0) / (m + 1.0)
-    q = s * s
-    series = 2 / 11
-    series = series * q + 2 / 9
-    series = series * q + 2 / 7
-    series = series * q + 2 / 5
-    series = series * q + 2 / 3
-    series = series * q + 2.0
-    return exponent * 0.6931471805599453 + series * s
+def _values(keys: list[int], vocab_size: int, device: torch.device) -> Float32[Tensor, "m V"]:
+    """Return log E of every token for each position's key."""
+    h1 = torch.tensor([_signed(h) for h in keys], dtype=torch.int64, device=device)[:, None]
+    h2 = torch.tensor([_signed(_mix(h + C1 & _MASK64)) for h in keys], dtype=torch.int64, device=device)[:, None]
+    tokens = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device)
+    x = tokens.mul_(_signed(G))[None] + h1
+    x.bitwise_xor_(_shift_right(x, 30)).mul_(_signed(C1)).add_(h2)
+    x.bitwise_xor_(_shift_right(x, 27)).mul_(_signed(C2))
+    x.bitwise_xor_(_shift_right(x, 31))
+    uniform = _shift_right(x, 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
+    return _log(_log(uniform).neg_()).to(torch.float32)
 
 
-@njit(cache=True)
-@no_type_check
-def _mix_word(z: np.uint64) -> np.uint64:
-    """`_mix` for a 64-bit word."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_C1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_C2)
-    return z ^ (z >> np.uint64(31))
+def winners(keys: UInt64[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], scores: Float[Tensor, "m V"]) -> Int64[np.ndarray, "D m"]:
+    """Return the first argmax of float32(scores - noise), where keys[d, i] (see `step_keys`) and positions[i] decide the noise of row i.
 
-
-@njit(cache=True)
-@no_type_check
-def _draw_some(base: np.ndarray, positions: np.ndarray, token_ids: np.ndarray, out: np.ndarray) -> None:
-    """Fill out[d, i, k] with log E of token_ids[i, k] at positions[i]; base[d] is the key of step d."""
-    for d in range(out.shape[0]):
-        for i in range(out.shape[1]):
-            h1 = _mix_word((base[d] ^ _mix_word(np.uint64(positions[i]) + np.uint64(_G))) + np.uint64(_G))
-            h2 = _mix_word(h1 + np.uint64(_C1))
-            for k in range(out.shape[2]):
-                x = (np.uint64(token_ids[i, k]) + np.uint64(1)) * np.uint64(_G) + h1
-                x = (x ^ (x >> np.uint64(30))) * np.uint64(_C1) + h2
-                x = (x ^ (x >> np.uint64(27))) * np.uint64(_C2)
-                x = x ^ (x >> np.uint64(31))
-                uniform = (np.float64(np.int64(x >> np.uint64(12))) + 0.5) * 2.0**-52
-                out[d, i, k] = np.float32(_log_scalar(-_log_scalar(uniform)))
+    On the host without drawing what cannot win (`race`). A row whose scores hold NaN is undecided and gives V.
+    """
+    out = np.empty(keys.shape, dtype=np.int64)
+    if scores.device.type != "cpu":
+        for at, row in zip(out, keys.tolist(), strict=True):
+            first = [_absorb(key, int(p)) for key, p in zip(row, positions, strict=True)]
+            at[:] = first_argmax(scores - _values(first, scores.shape[-1], scores.device)).cpu().numpy()
+        return out
+    host = scores.contiguous().numpy()
+    find_winners(keys, positions, host.argmax(axis=-1), host, out)
+    return out
 
 
 class CoupledNoise:
@@ -144,25 +128,31 @@ class CoupledNoise:
             self._cached_bytes -= self._cache.popitem(last=False)[1][1].nbytes
         return values
 
+    def draw(
+        self, block: int, steps: Sequence[int], positions: Int64[np.ndarray, " m"], scores: Float32[Tensor, "m V"]
+    ) -> Int64[np.ndarray, "D m"]:
+        """Return the token that every position draws at each of several steps: the first argmax of `scores` minus the noise of that step.
+
+        The same tokens as `first_argmax(scores - rows(block, step, positions, V))`, for much less: no noise is drawn for tokens that
+        cannot win. What drafters need in place of `rows`: `scores` are stale tempered and filtered logits (`transition.filter_logits`
+        of `temper`), the same for all steps. A row whose scores hold NaN is undecided and gives V.
+        """
+        keys = np.repeat(self.step_keys(block, steps)[:, None], len(positions), axis=1)
+        return winners(keys, positions, scores)
+
+    def step_keys(self, block: int, steps: Sequence[int]) -> UInt64[np.ndarray, " D"]:
+        """Return the keys that the noise of these steps comes from, positions not yet absorbed."""
+        block_key = _absorb(self._root, block)
+        return np.array([_absorb(block_key, step if self._use_step else 0) for step in steps], dtype=np.uint64)
+
     def at(
         self, block: int, steps: Sequence[int], positions: Int64[np.ndarray, " m"], token_ids: Int64[np.ndarray, "m K"]
     ) -> Float32[np.ndarray, "D m K"]:
         """Return log E of a few tokens of every position at several steps, on the host: the same bits as in `rows`."""
-        block_key = _absorb(self._root, block)
-        base = np.array([_absorb(block_key, step if self._use_step else 0) for step in steps], dtype=np.uint64)
         out = np.empty((len(steps), *token_ids.shape), dtype=np.float32)
-        _draw_some(base, positions, token_ids, out)
+        fill_some(self.step_keys(block, steps), positions, token_ids, out)
         return out
 
     def _draw(self, block: int, step: int, positions: Int64[np.ndarray, " m"], vocab_size: int) -> Float[Tensor, "m V"]:
         base = _absorb(_absorb(self._root, block), step)
-        first = [_absorb(base, int(p)) for p in positions]
-        h1 = torch.tensor([_signed(h) for h in first], dtype=torch.int64, device=self._device)[:, None]
-        h2 = torch.tensor([_signed(_mix(h + _C1 & _MASK64)) for h in first], dtype=torch.int64, device=self._device)[:, None]
-        tokens = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=self._device)
-        x = tokens.mul_(_signed(_G))[None] + h1
-        x.bitwise_xor_(_shift_right(x, 30)).mul_(_signed(_C1)).add_(h2)
-        x.bitwise_xor_(_shift_right(x, 27)).mul_(_signed(_C2))
-        x.bitwise_xor_(_shift_right(x, 31))
-        uniform = _shift_right(x, 12).to(torch.float64).add_(0.5).mul_(2.0**-52)
-        return _log(_log(uniform).neg_()).to(torch.float32)
+        return _values([_absorb(base, int(p)) for p in positions], vocab_size, self._device)

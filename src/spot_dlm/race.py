@@ -1,0 +1,173 @@
+"""The exponential race, compiled: which token wins it, without drawing what cannot win (docs/decoding-rules.md, "Noise").
+
+A position's token is the first argmax of float32(score - log E). The integers behind E decide almost every token: E is at least 1 - u,
+so a token whose 1 - u exceeds what it would need to beat the best so far needs no logarithm. The others get exactly the noise of
+`noise.CoupledNoise.rows`, and their float32 scores decide. Knows nothing of states, rules and of where the keys come from.
+
+Example: `find_winners(keys, positions, scores.argmax(1), scores, out)` fills `out` with one token for every key.
+"""
+
+import math
+from typing import no_type_check
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from numba import njit
+from torch import Tensor
+
+G, C1, C2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Constants of the generator."""
+
+_CHUNK = 128
+"""Tokens hashed at a time; only a chunk that holds a possible winner is looked at token by token."""
+
+_FLOOR = np.float32(-80.0)
+"""Scores further below the best are treated as this far, so that their odds stay normal numbers."""
+
+
+def first_argmax(values: Float[Tensor, "m V"]) -> Int64[Tensor, " m"]:
+    """Return the lowest index of the maximum of every row; an undecided row (NaN) gives V."""
+    size = values.shape[-1]
+    if values.device.type == "cpu":
+        host = values.to(torch.float32).numpy()
+        best = host.argmax(axis=-1)  # the first one, or the first NaN
+        top = np.take_along_axis(host, best[:, None], axis=-1)[:, 0]
+        return torch.from_numpy(np.where(np.isnan(top), size, best))
+    best = values.amax(dim=-1, keepdim=True)
+    index = torch.arange(size, device=values.device)
+    return torch.where(values == best, index, size).amin(dim=-1)
+
+
+@njit(cache=True)
+@no_type_check
+def log_scalar(x: float) -> float:
+    """`noise._log` for one number: the same operations in the same order, so the same bits."""
+    bits = np.float64(x).view(np.int64) + (0x3FF0000000000000 - 0x3FE6A09E00000000)
+    exponent = np.float64((bits >> 52) - 1023)
+    m = np.int64((bits & 0xFFFFFFFFFFFFF) + 0x3FE6A09E00000000).view(np.float64)
+    s = (m - 1.0) / (m + 1.0)
+    q = s * s
+    series = 2 / 11
+    series = series * q + 2 / 9
+    series = series * q + 2 / 7
+    series = series * q + 2 / 5
+    series = series * q + 2 / 3
+    series = series * q + 2.0
+    return exponent * 0.6931471805599453 + series * s
+
+
+@njit(cache=True)
+@no_type_check
+def _mix_word(z: np.uint64) -> np.uint64:
+    """`noise._mix` for a 64-bit word."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(C1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(C2)
+    return z ^ (z >> np.uint64(31))
+
+
+@njit(cache=True)
+@no_type_check
+def _position_key(key: np.uint64, position: int) -> np.uint64:
+    """`noise._absorb` for 64-bit words."""
+    return _mix_word((key ^ _mix_word(np.uint64(position) + np.uint64(G))) + np.uint64(G))
+
+
+@njit(cache=True)
+@no_type_check
+def _noise_of(h1: np.uint64, h2: np.uint64, token: int) -> np.float32:
+    """Log E of a token, where h1 and h2 are the keys of its position."""
+    x = (np.uint64(token) + np.uint64(1)) * np.uint64(G) + h1
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(C1) + h2
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(C2)
+    x = x ^ (x >> np.uint64(31))
+    uniform = (np.float64(np.int64(x >> np.uint64(12))) + 0.5) * 2.0**-52
+    return np.float32(log_scalar(-log_scalar(uniform)))
+
+
+@njit(cache=True)
+@no_type_check
+def fill_some(keys: np.ndarray, positions: np.ndarray, token_ids: np.ndarray, out: np.ndarray) -> None:
+    """Fill out[d, i, k] with log E of token_ids[i, k] at positions[i]; keys[d] is the key of step d."""
+    for d in range(out.shape[0]):
+        for i in range(out.shape[1]):
+            h1 = _position_key(keys[d], positions[i])
+            h2 = _mix_word(h1 + np.uint64(C1))
+            for k in range(out.shape[2]):
+                out[d, i, k] = _noise_of(h1, h2, token_ids[i, k])
+
+
+@njit(cache=True)
+@no_type_check
+def _bound_odds(scores: np.ndarray, top_score: np.float32, bits: np.ndarray) -> None:
+    """Write the float32 bits of an upper bound of exp(score - top_score), at most 7 % above it.
+
+    Between powers of two exp2 lies below its chord, and a float's bits are that chord; 1024 units (1e-4) cover the roundings.
+    """
+    for k in range(len(scores)):
+        gap = max(scores[k] - top_score, _FLOOR)
+        bits[k] = np.int32(gap * np.float32(2**23 / math.log(2)) + np.float32(127 * 2**23 + 1024))
+
+
+@njit(cache=True)
+@no_type_check
+def _hash_chunk(h1: np.uint64, h2: np.uint64, begin: int, missing: np.ndarray) -> None:
+    """Write 1 - u, rounded down to a multiple of 2**-24 and in that unit, for the tokens from `begin` on."""
+    first = h1 + np.uint64(begin) * np.uint64(G)
+    for k in range(len(missing)):
+        x = np.uint64(k + 1) * np.uint64(G) + first
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(C1) + h2
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(C2)  # the last xor leaves the leading bits as they are
+        missing[k] = np.float32(2**24 - 1 - np.int32(x >> np.uint64(40)))
+
+
+@njit(cache=True)
+@no_type_check
+def _limit(best: np.float32, top_score: np.float32) -> np.float32:
+    """Return the factor by which 1 - u, in units of 2**-24, must stay within a token's odds for its score to reach `best`.
+
+    float32(score - log E) >= best implies E <= exp(score - best + slack), where the slack holds the roundings of log E (below 3e-6)
+    and of the difference; and E >= 1 - u.
+    """
+    slack = 1e-5 + abs(np.float64(best)) * 2.0**-22
+    return np.float32(math.exp(np.float64(best) - np.float64(top_score) - slack) * 2.0**-24)
+
+
+@njit(cache=True)
+@no_type_check
+def find_winners(keys: np.ndarray, positions: np.ndarray, tops: np.ndarray, scores: np.ndarray, out: np.ndarray) -> None:
+    """Fill out[d, i] with the first argmax over v of float32(scores[i, v] - log E of token v at positions[i] under keys[d, i]).
+
+    tops[i] is the first argmax of scores[i], or the place of a NaN: such a row is undecided and gives V.
+    """
+    size = scores.shape[1]
+    bits = np.empty(size, dtype=np.int32)
+    odds = bits.view(np.float32)
+    missing = np.empty(_CHUNK, dtype=np.float32)
+    for i in range(out.shape[1]):
+        top = tops[i]
+        top_score = scores[i, top]
+        if not np.isfinite(top_score):  # NaN; or infinite, and no finite noise changes the order
+            out[:, i] = size if np.isnan(top_score) else top
+            continue
+        _bound_odds(scores[i], top_score, bits)
+        for d in range(out.shape[0]):
+            h1 = _position_key(keys[d, i], positions[i])
+            h2 = _mix_word(h1 + np.uint64(C1))
+            winner, best = top, top_score - _noise_of(h1, h2, top)
+            limit = _limit(best, top_score)
+            for begin in range(0, size, _CHUNK):
+                count = min(_CHUNK, size - begin)
+                _hash_chunk(h1, h2, begin, missing[:count])
+                possible = 0
+                for k in range(count):
+                    possible += missing[k] * limit <= odds[begin + k]
+                if possible == 0:
+                    continue
+                for k in range(count):
+                    if missing[k] * limit <= odds[begin + k]:
+                        score = scores[i, begin + k] - _noise_of(h1, h2, begin + k)
+                        if score > best or (score == best and begin + k < winner):
+                            winner, best = begin + k, score
+                            limit = _limit(best, top_score)
+            out[d, i] = winner
