@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Generic, TypeVar
 
-from spot_dlm.budget import Budget
+from spot_dlm.budget import Budget, FixedBudget
 from spot_dlm.decode import decode_pass
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.sequence import Decoding, Event
@@ -126,9 +126,7 @@ class Batch(Generic[Id]):
             return events
         clock = perf_counter()
         ids, live = list(self._live), list(self._live.values())
-        if self._budget is None:
-            self._budget = budget_for(self._target, self._drafter, live[0].params)
-        outcomes = decode_pass(self._target, self._drafter, self._budget, live)
+        outcomes = decode_pass(self._target, self._drafter, self._shared_budget(live), live)
         share = (perf_counter() - clock) / len(live)
         for request_id, decoding, outcome in zip(ids, live, outcomes, strict=True):
             decoding.counts.total_s += share
@@ -136,6 +134,13 @@ class Batch(Generic[Id]):
             if isinstance(outcome, Exception) or decoding.result is not None:
                 del self._live[request_id]
         return events
+
+    def _shared_budget(self, live: Sequence[Decoding]) -> Budget:
+        """Return the budget, made when the first request needs it."""
+        asking = next((d.params for d in live if d.params.nodes == "auto"), None)
+        if self._budget is None and asking is not None:
+            self._budget = budget_for(self._target, self._drafter, asking)
+        return self._budget or FixedBudget(1)
 
     def _admit(self) -> list[tuple[Id, BatchEvent]]:
         """Start requests, first come first served, while there is room."""
