@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from spot_dlm import outputs as outputs_module
 from spot_dlm.lookahead import look_ahead, rule_order
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.outputs import NUM_TOP, read_outputs
@@ -56,6 +57,31 @@ def test_read_outputs_is_the_float64_distribution(size: int) -> None:
     assert (outputs.source == outputs.logp).all() and (outputs.scores == outputs.logp).all()
     taken = outputs.take(np.array([2, 0]))
     assert (taken.ids == outputs.ids[[2, 0]]).all() and (taken.positions == [2, 0]).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 1.7])
+@pytest.mark.parametrize(("size", "levels"), [(1, 0), (2, 0), (63, 0), (64, 3), (65, 0), (768, 0), (768, 40), (5000, 0)])
+def test_the_host_reads_what_a_device_reads(size: int, levels: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled summary and torch's: the same tokens where they differ in value, numbers to rounding."""
+    logits = random_logits(7, size, seed=size, scale=6.0)
+    if levels:
+        logits = torch.round(logits * levels / 20)
+    if size > 4:
+        logits[2, ::3], logits[3], logits[3, 1] = -torch.inf, -torch.inf, 5.0
+    sampling = Sampling(temperature=temperature)
+    host = read_outputs(np.arange(7), logits, sampling)
+    monkeypatch.setattr(outputs_module, "_FEW", 0)
+    device = read_outputs(np.arange(7), logits, sampling)
+    values = logits.numpy()
+    assert (np.take_along_axis(values, host.ids, 1) == np.take_along_axis(values, device.ids, 1)).all()
+    ordered = np.lexsort((np.broadcast_to(np.arange(size), values.shape), -values), axis=1)
+    assert (host.ids == ordered[:, : host.ids.shape[1]]).all()
+    for name in ("logp", "source", "scores", "entropy"):
+        np.testing.assert_allclose(getattr(host, name), getattr(device, name), rtol=5e-6, atol=5e-6)
+    assert (host.log_rest[np.isneginf(device.log_rest)] == -np.inf).all()
+    certain = device.log_rest < -70  # the mass of tokens that count as exp(-80)
+    np.testing.assert_allclose(host.log_rest[~certain], device.log_rest[~certain], rtol=2e-6, atol=2e-6)
+    assert (host.log_rest[certain] < -70).all()
 
 
 def test_sure_positions_keep_their_digits() -> None:
