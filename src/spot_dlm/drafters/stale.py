@@ -4,15 +4,19 @@ With coupled noise the candidates of step t + d use the noise of step t + d, kno
 with stale tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import no_type_check
 
 import numpy as np
 import torch
+from jaxtyping import Float, Float64, Int64
+from numba import njit
+from torch import Tensor
 
-from spot_dlm.draft_graph import DraftGraph, GraphBuilder
+from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.interfaces import DraftContext
 from spot_dlm.state import MASKED, BlockState
-from spot_dlm.transition import Candidates, UnmaskRule, commit, propose
+from spot_dlm.transition import Candidates, UnmaskRule, filter_logits, measure, round_to, temper
 
 
 def still_masked(candidates: Candidates, state: BlockState) -> Candidates:
@@ -24,33 +28,117 @@ def still_masked(candidates: Candidates, state: BlockState) -> Candidates:
 def stale_candidates(context: DraftContext, depths: int, coupled: bool) -> Iterator[Candidates]:
     """Yield the stale candidates at the root's masked positions for the root's step, the one after it, and so on.
 
-    At temperature 0, or uncoupled, they are those of the last transition at every depth and cost nothing. Otherwise one
-    vectorised `propose` over all depths.
+    At temperature 0, or uncoupled, they are those of the last transition at every depth and cost nothing.
     """
-    root = context.root
-    if context.sampling.temperature == 0 or not coupled or depths <= 0:
+    root, rule, sampling = context.root, context.rule, context.sampling
+    if sampling.temperature == 0 or not coupled or depths <= 0:
         for _ in range(depths):
             yield still_masked(context.last.candidates, root)
         return
-    count, vocab_size = len(root.masked), context.logits.shape[-1]
     rows = torch.from_numpy(np.searchsorted(context.last.before.masked, root.masked)).to(context.logits.device)
-    noise = [context.noise.rows(root.block, root.step + d, root.masked, vocab_size) for d in range(depths)]
-    positions = np.tile(root.masked, depths)
-    flat = propose(positions, context.logits[rows].repeat(depths, 1), context.rule, context.sampling, torch.cat(noise))
+    logits = context.logits[rows].to(torch.float32)
+    tempered = temper(logits, sampling.temperature)
+    filtered = filter_logits(tempered, sampling.top_k, sampling.top_p)
+    tokens = context.noise.draw(root.block, range(root.step, root.step + depths), root.masked, filtered)
+    source = {"raw": logits, "tempered": tempered, "filtered": filtered}[rule.source]
+    fine, natural = _measured(source, torch.from_numpy(tokens).to(source.device), rule)
+    natural = round_to(natural, rule.resolution)
+    rank = fine if rule.resolution == "float32" else natural
+    table = torch.stack((rank, natural, fine), dim=1).cpu().numpy()
+    for drawn, values in zip(tokens, table, strict=True):
+        yield Candidates(root.masked, drawn, *values)
+
+
+def _measured(
+    source: Float[Tensor, "m V"], tokens: Int64[Tensor, "D m"], rule: UnmaskRule
+) -> tuple[Float[Tensor, "D m"], Float[Tensor, "D m"]]:
+    """Return (rank, natural) confidence at every depth as `measure` does; only "probability" looks at the token."""
+    if rule.confidence != "probability":
+        rank, natural = measure(source, tokens[0], rule.confidence)
+        return rank.expand(tokens.shape), natural.expand(tokens.shape)
+    sure, _ = measure(source, tokens[0], "max_probability")
+    rank = source.gather(-1, tokens.t()).t() - source.amax(dim=-1) + sure
+    return rank, rank.exp()
+
+
+@njit(cache=True)
+@no_type_check
+def _levels(values: np.ndarray, above: np.ndarray, num_per_step: int, depths: int) -> np.ndarray:
+    """Return the step (from 1) at which each of m positions would be committed, 0 where it is not within `depths` steps.
+
+    Args:
+        values: [D, m] what positions are ordered by at each depth, highest first, ties to the lower position; the last row goes on.
+        above: [D, m] positions that are committed all at once; where no remaining one is, the `num_per_step` best are.
+        num_per_step: positions of a step.
+        depths: steps at most.
+    """
+    level = np.zeros(values.shape[1], np.int64)
+    left = len(level)
     for depth in range(depths):
-        at = slice(depth * count, (depth + 1) * count)
-        yield flat.take(at)
+        row, taken = min(depth, len(values) - 1), 0
+        for i in range(len(level)):
+            if level[i] == 0 and above[row, i]:
+                level[i] = depth + 1
+                taken += 1
+        wanted = 0 if taken else min(num_per_step, left)
+        for _ in range(wanted):
+            best = -1
+            for i in range(len(level)):
+                if level[i] == 0 and (best < 0 or values[row, i] > values[row, best]):
+                    best = i
+            level[best] = depth + 1
+        left -= taken + wanted
+        if left == 0:
+            break
+    return level
+
+
+def _followed(found: Sequence[Candidates], rule: UnmaskRule, depths: int) -> Int64[np.ndarray, " m"]:
+    """Return the step at which `rule` commits each position, as `transition.select` would at every depth on what is left."""
+    rank, natural = np.stack([c.rank for c in found]), np.stack([c.natural for c in found])
+    none = np.zeros(rank.shape, dtype=np.bool_)
+    if rule.select == "left_to_right":
+        return _levels(np.broadcast_to(-found[0].positions.astype(np.float32), rank.shape), none, rule.num_per_step, depths)
+    if rule.select == "top":
+        return _levels(rank, none, rule.num_per_step, depths)
+    above = natural > rule.rounded_threshold if rule.strict else natural >= rule.rounded_threshold
+    if rule.select == "threshold":
+        return _levels(rank, above, 1, depths)
+    return _levels(np.where(above, np.float32(np.inf), rank), none, 1, depths)
 
 
 def stale_chain(context: DraftContext, budget: int, rule: UnmaskRule, coupled: bool) -> DraftGraph:
-    """Return the chain of states that `rule` visits from the root on stale candidates, until the budget or the block ends."""
-    builder = GraphBuilder(context.root, budget)
-    state, node = context.root, 0
-    depths = min(budget - 1, -(-len(state.masked) // rule.num_per_step) - 1)
-    for candidates in stale_candidates(context, depths, coupled):
-        state = commit(state, still_masked(candidates, state), rule).state
-        added = builder.add(node, state, 1.0)
-        if added is None:
-            break
-        node = added
-    return builder.build()
+    """Return the chain of states that `rule` visits from the root on stale candidates, until the budget or the block ends.
+
+    Where guesses may cross, the chain goes on to the complete block (two of the budget), unless it holds a stop token. The reach of a
+    node is the product of the stale probabilities of its tokens: as if the order were sure.
+    """
+    root, masked = context.root, context.root.masked
+    steps = -(-len(masked) // rule.num_per_step)  # at most, to the end of the block
+    depths = min(budget - 1, steps - (not context.crosses or steps + 2 > budget))
+    if depths < 1:
+        return DraftGraph.root_only(root)
+    settled = context.sampling.temperature == 0 or not coupled
+    found = list(stale_candidates(context, 1 if settled else depths, coupled))
+    level = _followed(found, rule, depths)
+    at = np.minimum(level, len(found)) - 1, np.arange(len(level))
+    tokens = np.stack([c.tokens for c in found])[at]
+    count = int(level.max())
+    ends = bool(level.all())
+    if ends and not (context.crosses and count + 2 <= budget and context.stop_ids.isdisjoint(tokens.tolist())):
+        count -= 1
+    depth = np.arange(count + 1)
+    canvases = np.tile(root.canvas, (count + 1, 1))
+    canvases[:, masked] = np.where((level > 0) & (level <= depth[:, None]), tokens, MASKED)
+    chances = np.ones(int(level.max()) + 1)
+    np.multiply.at(chances, level, np.stack([probabilities(c, rule) for c in found])[at])
+    reach = np.concatenate(([1.0], np.cumprod(chances[1 : count + 1])))
+    return DraftGraph(root.block, canvases, root.step + depth, reach, np.stack((depth[:-1], depth[1:]), axis=1))
+
+
+def probabilities(candidates: Candidates, rule: UnmaskRule) -> Float64[np.ndarray, " m"]:
+    """Return how probable each candidate's token is, from what the rule measures (exact for "probability")."""
+    natural = candidates.natural.astype(np.float64)
+    if rule.confidence == "entropy":
+        return np.exp(natural)
+    return np.clip((1 + natural) / 2 if rule.confidence == "margin" else natural, 0, 1)
