@@ -3,7 +3,7 @@
 Row 0 is the certain next state (the root); every other row is a guess with at least one parent. Reach is the drafter's estimate that
 the walk arrives at a node (method.md section 5). Knows nothing of targets, rules or how guesses are made.
 
-Example: `builder = GraphBuilder(root, budget=4); builder.add(0, child_state, reach=0.7); graph = builder.build()`.
+Example: `builder = GraphBuilder(root, budget=4); builder.add(0, child_state, 0.7); graph = builder.build()`.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ class DraftGraph:
     @classmethod
     def root_only(cls, root: BlockState) -> "DraftGraph":
         """Return the graph without a guess: standard decoding."""
-        return GraphBuilder(root, 1).build()
+        steps, none = np.array([root.step], dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
+        return cls(root.block, root.canvas[None], steps, np.ones(1), none)
 
     @property
     def depths(self) -> Int64[np.ndarray, " N"]:
@@ -78,8 +79,8 @@ class DraftGraph:
         count, length = len(self.canvases), len(root.canvas)
         if self.canvases.ndim != 2 or self.canvases.shape[1] != length or self.canvases.dtype != np.int64:
             raise ValueError(f"draft graph: canvases must be int64 of shape [N, {length}], got {self.canvases.dtype} {self.canvases.shape}")
-        if not 1 <= count or 1 + int(self.rows[1:].sum()) > budget:
-            used = 1 + int(self.rows[1:].sum()) if count else 0
+        used = 1 + int(self.rows[1:].sum()) if count else 0
+        if not 1 <= used <= budget:
             raise ValueError(f"draft graph: {used} nodes, the budget allows 1 to {budget} (the certain next state included)")
         for name, dtype in (("steps", np.int64), ("reach", np.float64)):
             array = getattr(self, name)
