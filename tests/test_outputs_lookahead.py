@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spot_dlm import outputs as outputs_module
-from spot_dlm.lookahead import look_ahead, rule_order
+from spot_dlm.lookahead import WHOLE_DEPTHS, look_ahead, rule_order
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.outputs import NUM_TOP, read_outputs
 from spot_dlm.state import BlockState
@@ -160,12 +160,38 @@ def test_look_ahead_is_the_full_vocabularys(sampling: Sampling, source: Source, 
     assert (ahead.margin >= 0).all()
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS[1:4], ids=lambda s: f"T{s.temperature:g}-p{s.top_p:g}")
+@pytest.mark.parametrize("source", get_args(Source))
+def test_wide_positions_are_drawn_from_the_whole_vocabulary(sampling: Sampling, source: Source) -> None:
+    """Given the logits, near depths hold exactly the target's tokens wherever the kept ones lack mass; sharp positions stay as they are."""
+    positions, rule, size = np.array([1, 2, 5, 8]), UnmaskRule(source=source), 300
+    every = torch.cat((random_logits(2, size, scale=0.3), random_logits(1, size, seed=1, scale=30), random_logits(3, size, scale=1.2)))
+    rows = np.array([5, 2, 0, 3])
+    logits = every[torch.from_numpy(rows)]
+    root, noise, depths = root_of(positions, 9), CoupledNoise(sampling.seed, 1), WHOLE_DEPTHS + 2
+    outputs = read_outputs(positions, logits, sampling)
+    kept = look_ahead(outputs, root, rule, sampling, noise, depths)
+    ahead = look_ahead(outputs, root, rule, sampling, noise, depths, logits=every, rows=rows)
+    wide = [0, 2, 3]
+    for d in range(depths):
+        if d >= WHOLE_DEPTHS:
+            assert (ahead.tokens[d] == kept.tokens[d]).all() and (ahead.fine[d] == kept.fine[d]).all()
+            continue
+        true = propose(positions, logits, rule, sampling, noise.rows(root.block, root.step + d, positions, size))
+        assert (ahead.tokens[d, wide, 0] == true.tokens[wide]).all()
+        new = ahead.tokens[d, :, 0] != kept.tokens[d, :, 0]
+        np.testing.assert_allclose(ahead.fine[d, new, 0], true.fine[new], rtol=1e-4, atol=1e-5)
+        assert (ahead.tokens[d, new, 1] == kept.tokens[d, new, 0]).all() and (ahead.margin[d, new] == 1).all()
+        assert (ahead.tokens[d, ~new] == kept.tokens[d, ~new]).all() and not new[1]
+    assert (ahead.tokens != kept.tokens).any()
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS[:4], ids=lambda s: f"T{s.temperature:g}-p{s.top_p:g}")
 def test_second_token_and_margin(sampling: Sampling) -> None:
-    positions, size = np.arange(6), 12
+    positions, size = np.arange(6), NUM_TOP
     logits, noise = random_logits(6, size, seed=8, scale=2.0), CoupledNoise(sampling.seed, 0)
     outputs = read_outputs(positions, logits, sampling)
-    ahead = look_ahead(outputs, root_of(positions, 8), UnmaskRule(), sampling, noise, 3)
+    ahead = look_ahead(outputs, root_of(positions, 8), UnmaskRule(), sampling, noise, 30)
     for d in range(len(ahead.tokens)):
         scores = np.full((6, size), -np.inf)
         np.put_along_axis(scores, outputs.ids, outputs.scores.astype(np.float64), 1)

@@ -17,12 +17,15 @@ from numba import njit
 from torch import Tensor
 
 from spot_dlm.noise import CoupledNoise
-from spot_dlm.outputs import Outputs
+from spot_dlm.outputs import Outputs, exp_negative
+from spot_dlm.race import C1, C2, G, _mix_word, _position_key, log_scalar
 from spot_dlm.state import BlockState
-from spot_dlm.transition import Sampling, UnmaskRule, propose, round_to
+from spot_dlm.transition import Sampling, UnmaskRule, filter_logits, temper
 
 WIDE_TAIL, WHOLE_DEPTHS = 0.01, 8
 """Positions whose kept tokens lack more mass than the first are drawn from the whole vocabulary, so many depths far."""
+
+_NO_KEYS = np.empty(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ def look_ahead(
     noise: CoupledNoise,
     depths: int,
     fine: Float32[np.ndarray, " m"] | None = None,
-    logits: Float[Tensor, "m V"] | None = None,
+    logits: Float[Tensor, "M V"] | None = None,
+    rows: Int64[np.ndarray, " m"] | None = None,
 ) -> LookAhead:
     """Return the look-ahead of the root's masked positions (those of `outputs`) from the root's own step on.
 
@@ -56,63 +60,66 @@ def look_ahead(
         sampling: temperature and filters.
         noise: the noise of this sequence.
         depths: steps to look ahead, the root's own being the first.
-        fine: the stale ranking values, for rules whose confidence does not depend on the drawn token (margin, entropy, ...).
-        logits: stale logits of the same rows, so that tokens outside the best few are drawn where these leave a share of the mass.
+        fine: the last transition's ranking values: what the best tokens keep at temperature 0, and every token under rules whose
+            confidence does not depend on the token drawn (margin, entropy, ...).
+        logits: stale logits, so that tokens outside the best few are drawn where these leave a share of the mass.
+        rows: rows of `logits` that belong to `outputs`; None if they are the same.
     """
-    if sampling.temperature == 0:
-        shape = (1, len(outputs.positions))
-        best = np.zeros(shape, dtype=np.int64)
-        second = np.full(shape, min(1, outputs.ids.shape[1] - 1))
-        margin = (outputs.scores[:, 0] - outputs.scores[:, second[0, 0]])[None]
-    else:
-        steps = range(root.step, root.step + max(depths, 1))
-        drawn = noise.at(root.block, steps, outputs.positions, outputs.ids)
-        best, second, margin = _two_best(outputs.scores, drawn)
-    rows = np.arange(len(outputs.positions))
-    picked = np.stack((best, second), axis=-1)
-    tokens = outputs.ids[rows[None, :, None], picked]
-    tokens[..., 1][second == best] = -1
-    if rule.confidence == "probability":
-        ranked = {"raw": outputs.logp, "tempered": outputs.source, "filtered": _normalised(outputs.scores)}[rule.source]
-        values = ranked[rows[None, :, None], picked]
-    elif fine is None:
-        values = np.broadcast_to(outputs.logp[None, :, :1], picked.shape)
-    else:
-        values = np.broadcast_to(fine[None, :, None], picked.shape)
-    ahead = LookAhead(tokens, np.array(values, dtype=np.float32), margin)
-    if logits is not None and sampling.temperature > 0:
-        _draw_whole(ahead, outputs, logits, root, rule, sampling, noise)
+    sampled = sampling.temperature > 0
+    keys = noise.step_keys(root.block, range(root.step, root.step + max(depths, 1))) if sampled else _NO_KEYS
+    shape = (len(keys) or 1, len(outputs.positions))
+    ahead = LookAhead(np.empty((*shape, 2), np.int64), np.empty((*shape, 2), np.float32), np.empty(shape, np.float32))
+    lacking = np.empty(shape[1], np.float32)
+    ranked = _ranked(outputs, rule, fine)
+    arrays = (outputs.ids, outputs.scores, outputs.source, ranked, ahead.tokens, ahead.fine, ahead.margin, lacking)
+    _look(keys, outputs.positions, *arrays)
+    if not sampled and fine is not None:
+        ahead.fine[0, :, 0] = fine
+    elif sampled and logits is not None:
+        wide = np.flatnonzero(lacking > WIDE_TAIL)
+        if len(wide):
+            of_wide = logits[torch.from_numpy(wide if rows is None else rows[wide]).to(logits.device)]
+            _draw_whole(ahead, wide, outputs.positions[wide], of_wide, root, rule, sampling, noise)
     return ahead
+
+
+def _ranked(outputs: Outputs, rule: UnmaskRule, fine: Float32[np.ndarray, " m"] | None) -> Float32[np.ndarray, "m _"]:
+    """Return the unrounded ranking value of every kept token, or of every position where the token does not matter."""
+    if rule.confidence != "probability":
+        return np.ascontiguousarray(outputs.logp[:, :1] if fine is None else fine[:, None], dtype=np.float32)
+    if rule.source == "filtered":
+        return _normalised(outputs.scores)
+    return outputs.logp if rule.source == "raw" else outputs.source
 
 
 def _draw_whole(
     ahead: LookAhead,
-    outputs: Outputs,
-    logits: Float[Tensor, "m V"],
+    wide: Int64[np.ndarray, " w"],
+    positions: Int64[np.ndarray, " w"],
+    logits: Float[Tensor, "w V"],
     root: BlockState,
     rule: UnmaskRule,
     sampling: Sampling,
     noise: CoupledNoise,
 ) -> None:
-    """Draw again from the whole vocabulary where the kept tokens lack mass, for the first WHOLE_DEPTHS depths.
+    """Draw again from the whole vocabulary at the `wide` positions, for the first WHOLE_DEPTHS depths.
 
-    A token from outside becomes the best one and the one it replaces the second; the noise is what verification will ask for anyway.
+    A token from outside becomes the best one and the one it replaces the second.
     """
-    open_ended = np.isfinite(outputs.scores[:, -1])  # no filter cuts among the kept tokens
-    wide = np.flatnonzero((np.exp(outputs.source).sum(axis=1) < 1 - WIDE_TAIL) & open_ended)
+    logits = logits.float()
+    tempered = temper(logits, sampling.temperature)
+    filtered = filter_logits(tempered, sampling.top_k, sampling.top_p)
     depths = min(len(ahead.margin), WHOLE_DEPTHS)
-    if not len(wide):
+    tokens = noise.draw(root.block, range(root.step, root.step + depths), positions, filtered)
+    d, w = np.nonzero(tokens != ahead.tokens[:depths, wide, 0])
+    if not len(d):
         return
-    vocab_size, at = logits.shape[-1], torch.from_numpy(wide).to(logits.device)
-    drawn = [noise.rows(root.block, root.step + d, outputs.positions, vocab_size)[at] for d in range(depths)]
-    flat = propose(np.tile(outputs.positions[wide], depths), logits[at].repeat(depths, 1), rule, sampling, torch.cat(drawn))
-    tokens, fine = flat.tokens.reshape(depths, -1), flat.fine.reshape(depths, -1)
-    for d in range(depths):
-        new = tokens[d] != ahead.tokens[d, wide, 0]
-        rows = wide[new]
-        ahead.tokens[d, rows, 1], ahead.fine[d, rows, 1] = ahead.tokens[d, rows, 0], ahead.fine[d, rows, 0]
-        ahead.tokens[d, rows, 0], ahead.fine[d, rows, 0] = tokens[d, new], fine[d, new]
-        ahead.margin[d, rows] = 1.0
+    drawn, i = tokens[d, w], wide[w]
+    ahead.tokens[d, i, 1], ahead.fine[d, i, 1] = ahead.tokens[d, i, 0], ahead.fine[d, i, 0]
+    ahead.tokens[d, i, 0], ahead.margin[d, i] = drawn, 1.0
+    if rule.confidence == "probability":
+        source = {"raw": logits, "tempered": tempered, "filtered": filtered}[rule.source].log_softmax(dim=-1)
+        ahead.fine[d, i, 0] = source[torch.from_numpy(w).to(source.device), torch.from_numpy(drawn).to(source.device)].cpu().numpy()
 
 
 def _normalised(scores: Float32[np.ndarray, "m K"]) -> Float32[np.ndarray, "m K"]:
@@ -125,27 +132,66 @@ def _normalised(scores: Float32[np.ndarray, "m K"]) -> Float32[np.ndarray, "m K"
 
 @njit(cache=True)
 @no_type_check
-def _two_best(scores: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the indices of the two largest scores - drawn over the last axis and their gap."""
-    depths, count, size = drawn.shape
-    best = np.zeros((depths, count), dtype=np.int64)
-    second = np.zeros((depths, count), dtype=np.int64)
-    margin = np.zeros((depths, count), dtype=np.float32)
-    for d in range(depths):
-        for i in range(count):
-            first_value, second_value = np.float32(-np.inf), np.float32(-np.inf)
-            first_at, second_at = 0, 0
-            for k in range(size):
-                value = scores[i, k] - drawn[d, i, k]
-                if value > first_value:
-                    second_value, second_at = first_value, first_at
-                    first_value, first_at = value, k
-                elif value > second_value:
-                    second_value, second_at = value, k
-            best[d, i] = first_at
-            second[d, i] = second_at if second_value > -np.inf else first_at
-            margin[d, i] = min(first_value - second_value, np.float32(80.0))
-    return best, second, margin
+def _look(
+    keys: np.ndarray,
+    positions: np.ndarray,
+    ids: np.ndarray,
+    scores: np.ndarray,
+    source: np.ndarray,
+    ranked: np.ndarray,
+    tokens: np.ndarray,
+    fine: np.ndarray,
+    margin: np.ndarray,
+    lacking: np.ndarray,
+) -> None:
+    """Fill a look-ahead; keys[d] is that of step d's noise, none of them is temperature 0.
+
+    lacking[i] is the share of the mass that the kept tokens lack, 0 where a filter cuts among them.
+    """
+    last, ranks = ids.shape[1] - 1, ranked.shape[1] - 1
+    for i in range(len(positions)):
+        lacking[i] = 0.0
+        if np.isfinite(scores[i, last]):
+            lacking[i] = 1.0
+            for k in range(last + 1):
+                lacking[i] -= exp_negative(source[i, k])
+        for d in range(len(margin)):
+            best, second, gap = 0, min(1, last), scores[i, 0] - scores[i, min(1, last)]
+            if len(keys):
+                best, second, gap = _race_two(keys[d], positions[i], ids[i], scores[i])
+            tokens[d, i, 0], tokens[d, i, 1] = ids[i, best], ids[i, second] if second != best else -1
+            fine[d, i, 0], fine[d, i, 1], margin[d, i] = ranked[i, min(best, ranks)], ranked[i, min(second, ranks)], gap
+
+
+@njit(cache=True)
+@no_type_check
+def _race_two(key: np.uint64, position: int, ids: np.ndarray, scores: np.ndarray) -> tuple[int, int, np.float32]:
+    """Return the indices of the two largest scores minus noise (of equal ones the first) and their gap; the same index if one is finite.
+
+    E = -log u is at least 1 - u, so the integer behind u shows what cannot come in second, without a logarithm.
+    """
+    h1 = _position_key(key, position)
+    h2 = _mix_word(h1 + np.uint64(C1))
+    first_value, second_value = np.float32(-np.inf), np.float32(-np.inf)
+    best, second = 0, 0
+    for k in range(len(ids)):
+        x = (np.uint64(ids[k]) + np.uint64(1)) * np.uint64(G) + h1  # `race.fill_some`
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(C1) + h2
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(C2)
+        x = x ^ (x >> np.uint64(31))
+        uniform = (np.float64(np.int64(x >> np.uint64(12))) + 0.5) * 2.0**-52
+        exponent = (np.float64(1.0 - uniform).view(np.int64) >> 52) - 1023
+        if scores[k] - exponent * 0.6931472 + 1e-3 < second_value:
+            continue
+        value = scores[k] - np.float32(log_scalar(-log_scalar(uniform)))
+        if value > first_value:
+            second_value, second = first_value, best
+            first_value, best = value, k
+        elif value > second_value:
+            second_value, second = value, k
+    if second_value == -np.inf:
+        second = best
+    return best, second, min(first_value - second_value, np.float32(80.0))
 
 
 def decisive_rank(
@@ -154,15 +200,27 @@ def decisive_rank(
     """Return the number by which the rule orders positions (higher first, then the lower position), from unrounded ranking values."""
     if rule.select == "left_to_right":
         return -positions.astype(np.float32)
-    rank = fine
-    if rule.resolution != "float32":
-        natural = np.exp(np.minimum(fine, 0)) if _is_log(rule) else fine
-        rank = round_to(torch.from_numpy(np.array(natural, dtype=np.float32)), rule.resolution).numpy()
-    if rule.select == "leftmost_above":
-        natural = np.exp(fine) if _is_log(rule) else fine
-        above = natural > rule.threshold if rule.strict else natural >= rule.threshold
-        rank = np.where(above, np.float32(np.inf), rank)
-    return np.asarray(rank, dtype=np.float32)
+    if rule.resolution == "float32" and rule.select != "leftmost_above":
+        return fine
+    rank = np.array(fine, dtype=np.float32, order="C")
+    is_log = rule.confidence in ("probability", "max_probability")
+    threshold = rule.threshold if rule.select == "leftmost_above" else np.inf
+    _decide(rank.reshape(-1), is_log, rule.resolution == "bfloat16", np.float32(threshold), rule.strict)
+    return rank
+
+
+@njit(cache=True)
+@no_type_check
+def _decide(values: np.ndarray, is_log: bool, rounded: bool, threshold: np.float32, strict: bool) -> None:
+    """Replace ranking values by what decides: rounded to bfloat16 (nearest even), and infinite above the threshold."""
+    for i in range(len(values)):
+        natural = np.exp(values[i]) if is_log else values[i]
+        if natural > threshold or (natural == threshold and not strict):
+            values[i] = np.inf
+        elif rounded:
+            bits = np.float32(min(natural, np.float32(1)) if is_log else natural).view(np.uint32)
+            bits = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+            values[i] = np.uint32(bits).view(np.float32)
 
 
 def rule_order(fine: Float32[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], rule: UnmaskRule) -> Int64[np.ndarray, "D m"]:
@@ -187,7 +245,3 @@ def count_places(rank: np.ndarray, among: np.ndarray, out: np.ndarray) -> None:
                         out[j] += 1
                     else:
                         out[i] += 1
-
-
-def _is_log(rule: UnmaskRule) -> bool:
-    return rule.confidence in ("probability", "max_probability")
