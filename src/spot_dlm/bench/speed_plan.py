@@ -50,14 +50,14 @@ PLAIN = Method(STANDARD)
 
 
 def methods(names: Sequence[str], nodes: Sequence[Nodes]) -> list[Method]:
-    """Return the methods of these drafters at all these budgets; `spiffy` stands for its variants.
+    """Return the methods of these drafters at all these budgets; `spiffy` stands for its variants, standard decoding is no method.
 
     Raises:
         ValueError: for an unknown name.
     """
     found: list[Method] = []
     for name in names:
-        if name not in (*NAMES, *(n + INSIDE for n in DRAFTERS)):
+        if name not in (*NAMES, *DRAFTERS, *(n + INSIDE for n in DRAFTERS)):
             raise ValueError(f"drafter={name!r} is unknown; choose one of {', '.join(NAMES)}")
         for variant in SPIFFY_VARIANTS if name == SPIFFY else (name.removesuffix(INSIDE),):
             found += [Method(variant, n, not name.endswith(INSIDE)) for n in nodes]
