@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from traceback import clear_frames
 from typing import Generic, TypeVar
 
 from spot_dlm.budget import Budget, FixedBudget
@@ -124,13 +125,14 @@ class Batch(Generic[Id]):
         events += self._admit()
         if not self._live:
             return events
-        clock = perf_counter()
         ids, live = list(self._live), list(self._live.values())
-        outcomes = decode_pass(self._target, self._drafter, self._shared_budget(live), live)
+        budget = self._shared_budget(live)
+        clock = perf_counter()
+        outcomes = decode_pass(self._target, self._drafter, budget, live)
         share = (perf_counter() - clock) / len(live)
         for request_id, decoding, outcome in zip(ids, live, outcomes, strict=True):
             decoding.counts.total_s += share
-            events += [(request_id, e) for e in ([Failed(outcome)] if isinstance(outcome, Exception) else outcome)]
+            events += [(request_id, e) for e in ([_failed(outcome)] if isinstance(outcome, Exception) else outcome)]
             if isinstance(outcome, Exception) or decoding.result is not None:
                 del self._live[request_id]
         return events
@@ -151,16 +153,33 @@ class Batch(Generic[Id]):
             if self._live and cached + decoding.num_cached > self._max_cached_tokens:
                 break
             self._waiting.popleft()
-            clock = perf_counter()
-            try:
-                events.append((request_id, decoding.start()))
-            except Exception as error:
-                events.append((request_id, Failed(error)))
+            outcome = _start(decoding)
+            if isinstance(outcome, Exception):
+                events.append((request_id, _failed(outcome)))
                 continue
-            decoding.counts.total_s += perf_counter() - clock
+            events.append((request_id, outcome))
             self._live[request_id] = decoding
             cached += decoding.num_cached
         return events
+
+
+def _start(decoding: Decoding) -> Event | Exception:
+    clock = perf_counter()
+    try:
+        return decoding.start()
+    except Exception as error:
+        return error
+    finally:
+        decoding.counts.total_s += perf_counter() - clock
+
+
+def _failed(error: Exception) -> Failed:
+    """Wrap an error; its traceback keeps the lines but not what the frames held, the caches of all requests of the pass."""
+    link: BaseException | None = error
+    while link is not None:
+        clear_frames(link.__traceback__)
+        link = link.__context__
+    return Failed(error)
 
 
 def decode_batch(
@@ -186,8 +205,8 @@ def decode_batch(
                 break
             try:
                 batch.add(request)
-            except ValueError as error:
-                yield request.id, Failed(error)
+            except Exception as error:
+                yield request.id, Failed(error.with_traceback(None))
         for request_id, event in batch.step():
             if not isinstance(event, Aborted):
                 yield request_id, event

@@ -26,7 +26,7 @@ B = TypeVar("B")
 def decode_pass(target: Target, drafter: Drafter, budget: Budget, live: Sequence[Decoding]) -> list[list[Event] | Exception]:
     """Take every decoding one pass further, all in one pass of the target; return the events, or what went wrong, of each.
 
-    A failure stays with the decoding that caused it: what fails together is tried again one by one, and nothing has changed by then.
+    A failure stays with the decoding that caused it: what fails together is tried again by halves, and nothing has changed by then.
     """
     clocks = [perf_counter()]
     graphs = _draft(drafter, budget, live)
@@ -53,11 +53,14 @@ def _take(decoding: Decoding, acceptance: Acceptance | Exception, logits: Masked
 
 
 def _each(together: Callable[[list[A]], Sequence[B | Exception]], items: list[A]) -> list[B | Exception]:
-    """Apply a function to all items at once; where that fails, to one after the other."""
+    """Apply a function to all items at once; where that fails, to one half after the other, down to the item that fails alone."""
     try:
         return list(together(items))
     except Exception as error:
-        return [error] if len(items) == 1 else [_each(together, [item])[0] for item in items]
+        if len(items) == 1:
+            return [error]
+    half = len(items) // 2  # out here what the failed call held in memory is free again
+    return _each(together, items[:half]) + _each(together, items[half:])
 
 
 def _then(before: Sequence[A | Exception], stage: Callable[[list[int]], Sequence[B | Exception]]) -> list[B | Exception]:
