@@ -1,43 +1,52 @@
 """The adapter for block-causal targets with same-position logits (SDAR, TraDo and the shipped model).
 
-Blocks count from absolute position 0; a row sees the cached complete blocks and itself. `evaluate` reads the cache, only `prefill`
-and `commit` write it. Source of the contract: SDAR's generate.py and modeling_sdar.py (docs/families.md).
+Blocks count from absolute position 0; a segment sees the cached complete blocks, what `packing` says and itself. `evaluate` reads the
+cache, only `prefill` and `commit` write it. Source of the contract: SDAR's generate.py and modeling_sdar.py (docs/families.md).
 """
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spot_dlm.interfaces import MaskedLogits, Prefix, TargetSpec
 from spot_dlm.state import MASKED
-from spot_dlm.targets.prefix_attention import PrefixCache
+from spot_dlm.targets.elementwise import MIN_ROWS, linear
+from spot_dlm.targets.forward import run
+from spot_dlm.targets.packing import Group, Packed, Piece, chunks, pack
+from spot_dlm.targets.prefix_cache import PrefixCache
 from spot_dlm.targets.text import TextCodec
+from spot_dlm.targets.weights import Weights
 
+PASS_TOKENS = 4096
+"""Tokens of one pass; evaluations and prompts beyond it run in chunks."""
 _PREFILL_TOKENS = 512
-_MIN_TOKENS_PER_THREAD = 8  # matrix products with fewer rows per thread round differently from larger ones
+_SCORES = 2**27  # query-key pairs times heads
+_HEAD_BYTES = 2**28
 
 
 class BlockCausalTarget:
     """A Qwen3-like host with block-causal attention.
 
     Args:
-        model: the native transformers model, its attention implementation set to `prefix_attention.NAME`.
+        weights: the host's weights (`read_weights`).
         spec: sizes and special ids.
         codec: text in and out; None for a checkpoint without tokenizer (token ids only).
-        padded_rows: evaluate every pass at this many rows at least, so that standard and speculative decoding run the same
-            kernels on devices whose rounding depends on the shape (strict mode, method.md section 9d).
+        padded_rows: evaluate every pass at this many rows at least (a complete canvas counts two), so that standard and speculative
+            decoding run the same kernels on devices whose rounding depends on the shape (strict mode, method.md section 9d).
+
+    Memory of an evaluation besides weights and cache: its logits (masked rows x vocabulary x 4 bytes) and, whatever its size, at most
+    PASS_TOKENS x (5 hidden + 3 intermediate) numbers, 2 x 2**27 scores and 2**28 bytes of logits not yet in float32.
     """
 
-    def __init__(self, model: Any, spec: TargetSpec, codec: TextCodec | None, padded_rows: int = 1) -> None:
-        self._model, self._spec, self._codec, self._padded_rows = model, spec, codec, padded_rows
+    def __init__(self, weights: Weights, spec: TargetSpec, codec: TextCodec | None, padded_rows: int = 1) -> None:
+        self._weights, self._spec, self._codec, self._padded_rows = weights, spec, codec, padded_rows
         defined = set(range(spec.vocab_size)) if codec is None else codec.defined_ids
         excluded = sorted({spec.mask_token_id} | (set(range(spec.vocab_size)) - defined))
         self._excluded = torch.tensor(excluded, device=spec.device)
-        self._all_visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=spec.device)
 
     @property
     def spec(self) -> TargetSpec:
@@ -65,13 +74,13 @@ class BlockCausalTarget:
     @property
     def sizes(self) -> dict[str, int]:
         """Layers, hidden and feed-forward size, query and key/value heads of the host."""
-        config = self._model.config
+        weights = self._weights
         return {
-            "layers": config.num_hidden_layers,
-            "hidden": config.hidden_size,
-            "intermediate": config.intermediate_size,
-            "heads": config.num_attention_heads,
-            "kv_heads": config.num_key_value_heads,
+            "layers": len(weights.layers),
+            "hidden": weights.embedding.shape[1],
+            "intermediate": weights.intermediate,
+            "heads": weights.heads,
+            "kv_heads": weights.kv_heads,
         }
 
     @torch.inference_mode()
@@ -82,65 +91,93 @@ class BlockCausalTarget:
         prefix = PrefixCache(block_length)
         chunk = max(1, _PREFILL_TOKENS // block_length) * block_length
         for start in range(0, len(token_ids), chunk):
-            ids = token_ids[start : start + chunk]
-            blocks = np.arange(start, start + len(ids)) // block_length
-            visible = np.arange(start + len(ids)) // block_length <= blocks[:, None]
-            self._write(prefix, ids, torch.from_numpy(visible)[None, None].to(self._spec.device))
+            self._append(prefix, token_ids[start : start + chunk])
+        self._wait()
         return prefix
 
     @torch.inference_mode()
-    def commit(self, prefix: Prefix, token_ids: Int64[np.ndarray, " L"]) -> None:
-        """Append one complete block to the cache."""
-        self._write(_own(prefix), token_ids, self._all_visible)
+    def commit(self, prefix: Prefix, token_ids: Int64[np.ndarray, " L"]) -> int:
+        """Append one complete block to the cache, without a pass where the last evaluation held it; return the passes it took."""
+        own = _own(prefix)
+        if own.fold(token_ids):
+            return 0
+        self._append(own, token_ids)
+        self._wait()
+        return 1
+
+    def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
+        """Return logits (float32) for the masked positions of N canvases, of a complete one those of the block after it."""
+        return self.evaluate_many([(prefix, canvases)])[0]
 
     @torch.inference_mode()
-    def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
-        """Return logits (float32) for the masked positions of N canvases; peak memory is that of their masked rows x V."""
-        rows, length = canvases.shape
-        masked = canvases == MASKED
-        ids = np.where(masked, self._spec.mask_token_id, canvases)
-        padded = max(rows, self._padded_rows, -(-self._min_tokens // length))
-        if padded > rows:
-            ids = np.concatenate((ids, np.repeat(ids[:1], padded - rows, axis=0)))
-        hidden = self._hidden(_own(prefix), torch.from_numpy(ids), self._all_visible).flatten(0, 1)
-        wanted = np.flatnonzero(masked.reshape(-1))
-        count = len(wanted)
-        least = self._padded_rows * length if self._padded_rows > 1 else self._min_tokens
-        if count < least:
-            wanted = np.concatenate((wanted, np.repeat(wanted[:1], least - count)))
-        logits = self._model.lm_head(hidden[torch.from_numpy(wanted).to(hidden.device)])[:count].float()
-        logits.index_fill_(1, self._excluded, -torch.inf)
+    def evaluate_many(self, queries: Sequence[tuple[Prefix, Int64[np.ndarray, "_ _"]]]) -> list[MaskedLogits]:
+        """Return what `evaluate` returns for each query, in one packed pass (in chunks, where it is large)."""
+        pieces = [(_own(prefix), canvases) for prefix, canvases in queries]
+        for prefix, _ in pieces:
+            prefix.scratch.clear()
+        counts = [_decoded_positions(canvases) for _, canvases in pieces]
+        ends = np.cumsum([0, *(int(count.sum()) for count in counts)]).tolist()
+        packed = torch.empty(ends[-1], self._spec.vocab_size, device=self._spec.device)
+        row = 0
+        for chunk in chunks(pieces, PASS_TOKENS, _SCORES // self._weights.heads, self._padded_rows):
+            row = self._evaluate(chunk, packed, row)
+        packed.index_fill_(1, self._excluded, -torch.inf)
         self._wait()
-        return MaskedLogits(logits, [0, *np.cumsum(masked.sum(axis=1)).tolist()])
+        parts = [packed[a:b] for a, b in pairwise(ends)]
+        return [MaskedLogits(part, [0, *np.cumsum(count).tolist()]) for part, count in zip(parts, counts, strict=True)]
 
-    @property
-    def _min_tokens(self) -> int:
-        return max(16, _MIN_TOKENS_PER_THREAD * torch.get_num_threads()) if self._spec.device.type == "cpu" else 1
+    def _evaluate(self, chunk: Sequence[Piece], packed: Float[Tensor, "M V"], row: int) -> int:
+        """Write one pass's logits from `row` on, leave the complete canvases' keys and values in scratch; return the row after it."""
+        length = max(canvases.shape[1] for _, canvases in chunk)
+        least = self._least_tokens(self._padded_rows, length)
+        batch = pack(chunk, self._spec.mask_token_id, self._padded_rows)
+        count = len(batch.wanted)
+        hidden, kept = run(self._weights, batch.padded(least, least))
+        assert hidden is not None
+        self._project(hidden, packed[row : row + count])
+        for group, store in zip(batch.groups, kept, strict=True):
+            if store is not None:
+                canvases = batch.ids[group.start + group.decoded * group.length :][: group.kept * group.length]
+                names = [canvas.tobytes() for canvas in canvases.reshape(group.kept, -1)]
+                group.cache.scratch.update(zip(names, store.unbind(3), strict=True))
+        return row + count
 
-    def _write(self, prefix: PrefixCache, token_ids: Int64[np.ndarray, " S"], visible: Tensor) -> None:
-        written: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self._hidden(prefix, torch.from_numpy(token_ids.copy())[None], visible, written)
-        prefix.append(*written)
-        self._wait()
+    def _project(self, hidden: Float[Tensor, "R E"], packed: Float[Tensor, "m V"]) -> None:
+        """Write the logits of the first m hidden states, in equal parts of a bounded number of bytes."""
+        parts = -(-len(hidden) // max(2 * MIN_ROWS, _HEAD_BYTES // (4 * self._spec.vocab_size)))
+        row = 0
+        for part in hidden.tensor_split(parts):
+            target = packed[row : row + len(part)]
+            target.copy_(linear(part, self._weights.head)[: len(target)])
+            row += len(part)
+
+    def _least_tokens(self, rows: int, length: int) -> int:
+        return max(MIN_ROWS if self._spec.device.type == "cpu" else 1, rows * length if rows > 1 else 1)
+
+    def _append(self, prefix: PrefixCache, token_ids: Int64[np.ndarray, " S"]) -> None:
+        """Run tokens that follow the cache, one or more complete blocks, and append their keys and values."""
+        length = prefix.block_length
+        visible, rows = None, self._padded_rows
+        if len(token_ids) > length:
+            blocks = torch.arange(len(token_ids), device=self._spec.device) // length
+            visible, rows = blocks <= blocks[:, None], 1
+        group = Group(prefix, 0, 1, len(token_ids), kept=1, visible=visible)
+        positions = np.arange(prefix.length, prefix.length + len(token_ids))
+        batch = Packed(token_ids, positions, np.empty(0, dtype=np.int64), [group], rows)
+        _, kept = run(self._weights, batch.padded(self._least_tokens(rows, length), 0))
+        assert kept[0] is not None
+        prefix.append(kept[0].flatten(3, 4))
 
     def _wait(self) -> None:
         """Wait for an accelerator's queue, so that the seconds of a pass are counted as the target's."""
         if self._spec.device.type == "cuda":
             torch.cuda.synchronize(self._spec.device)
 
-    def _hidden(
-        self, prefix: PrefixCache, ids: Tensor, visible: Tensor, written: tuple[list[Tensor], list[Tensor]] | None = None
-    ) -> Tensor:
-        positions = torch.arange(prefix.length, prefix.length + ids.shape[1], device=self._spec.device)[None]
-        out = self._model.model(
-            input_ids=ids.to(self._spec.device),
-            attention_mask=visible,
-            position_ids=positions,
-            use_cache=False,
-            prefix=prefix,
-            written=written,
-        )
-        return out.last_hidden_state
+
+def _decoded_positions(canvases: Int64[np.ndarray, "N L"]) -> Int64[np.ndarray, " N"]:
+    """Return the number of positions whose logits a canvas asks for."""
+    masked = (canvases == MASKED).sum(axis=1)
+    return np.where(masked == 0, canvases.shape[1], masked)
 
 
 def _own(prefix: Prefix) -> PrefixCache:

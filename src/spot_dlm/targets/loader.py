@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
 
 from spot_dlm.interfaces import TargetSpec
-from spot_dlm.targets import prefix_attention
 from spot_dlm.targets.block_causal import BlockCausalTarget
 from spot_dlm.targets.families import Family, find_family
 from spot_dlm.targets.text import TextCodec
+from spot_dlm.targets.weights import read_weights
 
 SHIPPED = "shipped"
 _DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
 _SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 256
-_WIDE, _TILE_ROWS = 768, 32
 _DROPPED = ("auto_map", "architectures", "model_type", "attn_implementation", "torch_dtype", "dtype")
 
 
@@ -86,8 +83,9 @@ def load_target(
         dtype=str(number).removeprefix("torch."),
         num_parameters=sum(p.numel() for p in host.parameters()),
         fingerprint=_fingerprint(folder),
+        crosses=True,
     )
-    return BlockCausalTarget(host, spec, codec, padded_rows)
+    return BlockCausalTarget(read_weights(host), spec, codec, padded_rows)
 
 
 def _locate(model: str) -> Path:
@@ -159,8 +157,6 @@ def _fingerprint(folder: Path) -> str:
 def _load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torch.dtype) -> Any:
     import transformers
 
-    transformers.AttentionInterface.register(prefix_attention.NAME, prefix_attention.shared_prefix_attention)
-    transformers.AttentionMaskInterface.register(prefix_attention.NAME, transformers.masking_utils.sdpa_mask)
     if not any(folder.glob("*.safetensors")):
         raise ValueError(f"{folder}: no weights (*.safetensors) there")
     own = {k: v for k, v in config.items() if k not in _DROPPED}
@@ -174,7 +170,6 @@ def _load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torc
             folder,
             config=host_config,
             dtype=dtype,
-            attn_implementation=prefix_attention.NAME,
             local_files_only=True,
             use_safetensors=True,
             ignore_mismatched_sizes=True,
@@ -195,45 +190,4 @@ def _load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torc
             raise ValueError(f"{folder}: {len(names)} {kind.replace('_', ' ')} in the weights, first {names[0]}")
     if any(kind != "full_attention" for kind in getattr(host_config, "layer_types", None) or ()):
         raise ValueError(f"{folder}: sliding-window attention layers are not supported")
-    if host_config.hidden_act == "silu":
-        for layer in host.model.layers:
-            layer.mlp.act_fn = _InvariantSiLU()
-    for parent in list(host.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, nn.Linear) and child.in_features >= _WIDE:
-                setattr(parent, name, _InvariantLinear(child))
     return host.eval().requires_grad_(False)
-
-
-class _InvariantLinear(nn.Module):
-    """A wide linear layer; on a CPU with several threads it multiplies tiles of a fixed number of rows.
-
-    There the sum over a long inner dimension is split between threads in a way that depends on the number of rows (docs/log.md).
-    """
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
-        """Apply it."""
-        if x.device.type != "cpu" or torch.get_num_threads() == 1:
-            return self.linear(x)
-        rows = x.reshape(-1, x.shape[-1])
-        padded = nn.functional.pad(rows, (0, 0, 0, -len(rows) % _TILE_ROWS))
-        tiles = [self.linear(tile) for tile in padded.split(_TILE_ROWS)]
-        return torch.cat(tiles)[: len(rows)].view(*x.shape[:-1], -1)
-
-
-class _InvariantSiLU(nn.Module):
-    """SiLU; on a CPU by operations whose vector and scalar forms round alike.
-
-    torch's own rounds the last elements of a buffer (or of a thread's share of it) otherwise, so a row would depend on the pass.
-    """
-
-    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Apply it."""
-        if x.device.type != "cpu":
-            return nn.functional.silu(x)
-        wide = x.float()
-        return (wide / (1 + torch.exp(-wide))).to(x.dtype)

@@ -1,0 +1,62 @@
+"""Keys and values of one prompt's complete blocks, and the scratch that a folded commit splices.
+
+Knows nothing of models. Example: `cache.append(new)` with `new` of shape [layers, 2, heads, tokens, head size], then `cache.keys(0)`.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+_ALIGNED = 16  # floats in 64 bytes: BLAS rounds small matrices differently where their addresses differ in alignment
+
+
+def aligned(count: int) -> int:
+    """Return the next multiple of 16."""
+    return -(-count // _ALIGNED) * _ALIGNED
+
+
+@dataclass
+class PrefixCache:
+    """One growing buffer [layers, 2 (keys, values), heads, capacity, head size], of which `length` tokens are valid.
+
+    `scratch` holds, by the bytes of the canvas, the keys and values of the complete canvases of the last evaluation.
+    """
+
+    block_length: int
+    length: int = 0
+    buffer: Float[Tensor, "Y 2 Hkv C D"] | None = None
+    scratch: dict[bytes, Float[Tensor, "Y 2 Hkv L D"]] = field(default_factory=dict)
+
+    def keys(self, layer: int) -> Float[Tensor, "Hkv P D"]:
+        """Return a view of a layer's keys."""
+        return self._filled()[layer, 0, :, : self.length]
+
+    def values(self, layer: int) -> Float[Tensor, "Hkv P D"]:
+        """Return a view of a layer's values."""
+        return self._filled()[layer, 1, :, : self.length]
+
+    def append(self, new: Float[Tensor, "Y 2 Hkv S D"]) -> None:
+        """Append S tokens to every layer, doubling the buffer where it is full; the scratch is dropped."""
+        end = self.length + new.shape[3]
+        if self.buffer is None or self.buffer.shape[3] < end:
+            grown = new.new_empty(*new.shape[:3], aligned(max(end, 2 * self.length)), new.shape[4])
+            if self.buffer is not None:
+                grown[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
+            self.buffer = grown
+        self.buffer[:, :, :, self.length : end] = new
+        self.length = end
+        self.scratch.clear()
+
+    def fold(self, canvas: Int64[np.ndarray, " L"]) -> bool:
+        """Append a complete canvas from the scratch; return whether it was there."""
+        found = self.scratch.get(canvas.tobytes())
+        if found is not None:
+            self.append(found)
+        return found is not None
+
+    def _filled(self) -> Tensor:
+        if self.buffer is None:
+            raise ValueError("the prefix is empty")
+        return self.buffer
