@@ -15,18 +15,19 @@ import numpy as np
 import torch
 from reference_decoder import ReferenceResult, ReferenceRule, reference_decode
 
-from spot_dlm.decode import Result
 from spot_dlm.interfaces import DecodeParams, MaskedLogits, TargetSpec
+from spot_dlm.sequence import Result
 from spot_dlm.transition import Sampling, UnmaskRule
 
 NEVER = 10**6  # a mask token id that no toy emits
 
 
 class ToyPrefix:
-    """The complete blocks so far."""
+    """The complete blocks so far, and the complete canvases of the last pass, which need no pass of their own to be committed."""
 
-    def __init__(self, ids: Sequence[int]) -> None:
-        self.ids = tuple(int(i) for i in ids)
+    def __init__(self, ids: Sequence[int], block_length: int) -> None:
+        self.ids, self.block_length = tuple(int(i) for i in ids), block_length
+        self.evaluated: list[tuple] = []
 
     @property
     def length(self) -> int:
@@ -34,7 +35,10 @@ class ToyPrefix:
 
 
 class ToyTargetAdapter:
-    """Target over a logits function. Everything it ever evaluated is remembered, so a repeated pass costs a dictionary look-up."""
+    """Target over a logits function. Everything it ever evaluated is remembered, so a repeated pass costs a dictionary look-up.
+
+    One that `crosses` evaluates a complete canvas as the all-mask block after it.
+    """
 
     def __init__(
         self,
@@ -44,13 +48,13 @@ class ToyTargetAdapter:
         stop_ids: Sequence[int] = (),
         mask_token_id: int = NEVER,
         max_length: int = 4096,
+        crosses: bool = False,
     ) -> None:
         self.toy = toy
         vocab_size = vocab_size or toy.vocab_size
         block_length = block_length or toy.block_length
-        self._spec = TargetSpec(
-            "toy", "toy", block_length, vocab_size, mask_token_id, frozenset(stop_ids), max_length, torch.device("cpu"), "float32", 1
-        )
+        ids, device = (mask_token_id, frozenset(stop_ids)), torch.device("cpu")
+        self._spec = TargetSpec("toy", "toy", block_length, vocab_size, *ids, max_length, device, "float32", 1, crosses=crosses)
         self._rows: dict[tuple, np.ndarray] = {}
         self._passes: dict[tuple, MaskedLogits] = {}
         self.evaluated_rows = 0
@@ -61,10 +65,12 @@ class ToyTargetAdapter:
 
     def prefill(self, token_ids: np.ndarray, block_length: int) -> ToyPrefix:
         assert block_length == self._spec.block_length and len(token_ids) % block_length == 0
-        return ToyPrefix(token_ids)
+        return ToyPrefix(token_ids, block_length)
 
     def evaluate(self, prefix: ToyPrefix, canvases: np.ndarray) -> MaskedLogits:
-        self.evaluated_rows += len(canvases)
+        prefix.evaluated = [tuple(canvas) for canvas in canvases.tolist() if min(canvas) >= 0]
+        assert self._spec.crosses or not prefix.evaluated
+        self.evaluated_rows += len(canvases) + len(prefix.evaluated)
         key = (prefix.ids, canvases.tobytes())
         if key not in self._passes:
             parts = [self._logits(prefix, canvas) for canvas in canvases]
@@ -75,13 +81,18 @@ class ToyTargetAdapter:
     def _logits(self, prefix: ToyPrefix, canvas: np.ndarray) -> np.ndarray:
         key = (prefix.ids, canvas.tobytes())
         if key not in self._rows:
-            answer = self.toy(list(prefix.ids), [None if t < 0 else t for t in canvas.tolist()])
+            cells = [None if t < 0 else t for t in canvas.tolist()]
+            complete = None not in cells
+            answer = self.toy([*prefix.ids, *cells], [None] * len(cells)) if complete else self.toy(list(prefix.ids), cells)
             self._rows[key] = np.stack([answer[i] for i in sorted(answer)])
         return self._rows[key]
 
-    def commit(self, prefix: ToyPrefix, token_ids: np.ndarray) -> None:
-        assert len(token_ids) == self._spec.block_length and token_ids.min() >= 0
-        prefix.ids += tuple(token_ids.tolist())
+    def commit(self, prefix: ToyPrefix, token_ids: np.ndarray) -> int:
+        assert len(token_ids) == prefix.block_length and token_ids.min() >= 0
+        block = tuple(token_ids.tolist())
+        passes = int(block not in prefix.evaluated)
+        prefix.ids, prefix.evaluated = prefix.ids + block, []
+        return passes
 
     def encode(self, text: str) -> list[int]:
         return [ord(c) % self._spec.vocab_size for c in text]

@@ -36,14 +36,11 @@ class AnyLength(ToyTargetAdapter):
     """A toy target for blocks of every length."""
 
     def prefill(self, token_ids: np.ndarray, block_length: int) -> ToyPrefix:
-        return ToyPrefix(token_ids)
-
-    def commit(self, prefix: ToyPrefix, token_ids: np.ndarray) -> None:
-        prefix.ids += tuple(token_ids.tolist())
+        return ToyPrefix(token_ids, block_length)
 
 
-def settled_target(vocab_size: int = 24, seed: int = 0, jitter: float = 0.7) -> AnyLength:
-    return AnyLength(Settled(vocab_size, 8, seed, jitter), stop_ids=(0,))
+def settled_target(vocab_size: int = 24, seed: int = 0, jitter: float = 0.7, block_length: int = 8, crosses: bool = False) -> AnyLength:
+    return AnyLength(Settled(vocab_size, block_length, seed, jitter), stop_ids=(0,), crosses=crosses)
 
 
 def toy_recording(num_prompts: int, settings: Sequence[TraceSetting], seed: int = 0, **more: object) -> Recording:
