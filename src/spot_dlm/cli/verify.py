@@ -208,7 +208,7 @@ def _sums(cases: list[Case]) -> dict[str, Any]:
 
 def _report(cases: list[Case], num_prompts: int) -> dict[str, Any]:
     keys = ("temperature", "rule", "drafter", "nodes")
-    settings = list(dict.fromkeys(c.setting for c in cases))
+    settings = sorted({c.setting for c in cases}, key=lambda s: (s[0], s[1], s[2], isinstance(s[3], str), str(s[3]).zfill(6)))
     rows = [dict(zip(keys, s, strict=True)) | _sums([c for c in cases if c.setting == s]) for s in settings]
     divergences = [
         {"id": c.job.line.id, **dict(zip(keys, c.setting, strict=True)), **c.divergence.to_dict()} for c in cases if c.divergence
