@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from traceback import clear_frames
+from traceback import format_exception
 from typing import Generic, TypeVar
 
 from spot_dlm.budget import Budget, FixedBudget
@@ -38,7 +38,7 @@ class Request(Generic[Id]):
 
 @dataclass(frozen=True)
 class Failed:
-    """The last event of a request that could not be decoded, or no further; the others go on."""
+    """The last event of a request that could not be decoded, or no further; the others go on. Where it happened is a note of the error."""
 
     error: Exception
 
@@ -174,12 +174,10 @@ def _start(decoding: Decoding) -> Event | Exception:
 
 
 def _failed(error: Exception) -> Failed:
-    """Wrap an error; its traceback keeps the lines but not what the frames held, the caches of all requests of the pass."""
-    link: BaseException | None = error
-    while link is not None:
-        clear_frames(link.__traceback__)
-        link = link.__context__
-    return Failed(error)
+    """Wrap an error; its traceback becomes a note, for its frames would hold the caches of all requests of the pass."""
+    error.add_note("".join(format_exception(error)).rstrip())
+    error.__context__ = error.__cause__ = None
+    return Failed(error.with_traceback(None))
 
 
 def decode_batch(
