@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int64, UInt64
 from torch import Tensor
 
-from spot_dlm.race import C1, C2, G, fill_some, find_winners, first_argmax
+from spot_dlm.race import C1, C2, G, fill_some, first_argmax, race
 
 NOISE_VERSION = 1
 """Changes whenever a bit of the noise changes; recorded with every artifact that depends on it."""
@@ -73,22 +73,6 @@ def _values(keys: list[int], vocab_size: int, device: torch.device) -> Float32[T
     return _log(_log(uniform).neg_()).to(torch.float32)
 
 
-def winners(keys: UInt64[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], scores: Float[Tensor, "m V"]) -> Int64[np.ndarray, "D m"]:
-    """Return the first argmax of float32(scores - noise), where keys[d, i] (see `step_keys`) and positions[i] decide the noise of row i.
-
-    On the host without drawing what cannot win (`race`). A row whose scores hold NaN is undecided and gives V.
-    """
-    out = np.empty(keys.shape, dtype=np.int64)
-    if scores.device.type != "cpu":
-        for at, row in zip(out, keys.tolist(), strict=True):
-            first = [_absorb(key, int(p)) for key, p in zip(row, positions, strict=True)]
-            at[:] = first_argmax(scores - _values(first, scores.shape[-1], scores.device)).cpu().numpy()
-        return out
-    host = scores.contiguous().numpy()
-    find_winners(keys, positions, host.argmax(axis=-1), host, out)
-    return out
-
-
 class CoupledNoise:
     """The noise of one sequence; both decoders of a comparison build it from the same seed and sequence key.
 
@@ -137,13 +121,19 @@ class CoupledNoise:
         cannot win. What drafters need in place of `rows`: `scores` are stale tempered and filtered logits (`transition.filter_logits`
         of `temper`), the same for all steps. A row whose scores hold NaN is undecided and gives V.
         """
+        if scores.device.type != "cpu":
+            each = [self.rows(block, step, positions, scores.shape[-1]) for step in steps]
+            return np.stack([first_argmax(scores - values).cpu().numpy() for values in each])
         keys = np.repeat(self.step_keys(block, steps)[:, None], len(positions), axis=1)
-        return winners(keys, positions, scores)
+        return race(keys, positions, scores.contiguous().numpy(), first_argmax(scores).numpy())
 
     def step_keys(self, block: int, steps: Sequence[int]) -> UInt64[np.ndarray, " D"]:
         """Return the keys that the noise of these steps comes from, positions not yet absorbed."""
-        block_key = _absorb(self._root, block)
-        return np.array([_absorb(block_key, step if self._use_step else 0) for step in steps], dtype=np.uint64)
+        return np.array([self.step_key(block, step) for step in steps], dtype=np.uint64)
+
+    def step_key(self, block: int, step: int) -> int:
+        """Return the key that the noise of a step comes from."""
+        return _absorb(_absorb(self._root, block), step if self._use_step else 0)
 
     def at(
         self, block: int, steps: Sequence[int], positions: Int64[np.ndarray, " m"], token_ids: Int64[np.ndarray, "m K"]
@@ -156,3 +146,30 @@ class CoupledNoise:
     def _draw(self, block: int, step: int, positions: Int64[np.ndarray, " m"], vocab_size: int) -> Float[Tensor, "m V"]:
         base = _absorb(_absorb(self._root, block), step)
         return _values([_absorb(base, int(p)) for p in positions], vocab_size, self._device)
+
+
+Drawing = tuple[CoupledNoise, int, int, int]
+"""Noise, block, step and number of positions of rows that draw together."""
+
+
+def draw_each(
+    drawings: Sequence[Drawing], positions: Int64[np.ndarray, " R"], scores: Float32[Tensor, "R V"], top: Int64[Tensor, " R"]
+) -> Int64[Tensor, " R"]:
+    """Return the first argmax of `scores` minus the noise, for the positions of the first drawing, then of the second, and so on.
+
+    On the host without drawing what cannot win (`race`).
+
+    Args:
+        drawings: say what noise it is.
+        positions: of all rows.
+        scores: filtered logits.
+        top: their first argmax, V in undecided rows.
+    """
+    counts = [count for *_, count in drawings]
+    if scores.device.type != "cpu":
+        parts = zip(drawings, np.split(positions, np.cumsum(counts)[:-1]), strict=True)
+        return first_argmax(
+            scores - torch.cat([noise.rows(block, step, part, scores.shape[-1]) for (noise, block, step, _), part in parts])
+        )
+    keys = np.array([noise.step_key(block, step) for noise, block, step, _ in drawings], dtype=np.uint64)
+    return torch.from_numpy(race(np.repeat(keys, counts)[None], positions, scores.contiguous().numpy(), top.numpy())[0])

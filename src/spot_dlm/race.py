@@ -4,7 +4,7 @@ A position's token is the first argmax of float32(score - log E). The integers b
 so a token whose 1 - u exceeds what it would need to beat the best so far needs no logarithm. The others get exactly the noise of
 `noise.CoupledNoise.rows`, and their float32 scores decide. Knows nothing of states, rules and of where the keys come from.
 
-Example: `find_winners(keys, positions, scores.argmax(1), scores, out)` fills `out` with one token for every key.
+Example: `race(keys, positions, scores, scores.argmax(1))` is one token for every key.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import no_type_check
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64, UInt64
 from numba import njit
 from torch import Tensor
 
@@ -32,11 +32,32 @@ def first_argmax(values: Float[Tensor, "m V"]) -> Int64[Tensor, " m"]:
     if values.device.type == "cpu":
         host = values.to(torch.float32).numpy()
         best = host.argmax(axis=-1)  # the first one, or the first NaN
-        top = np.take_along_axis(host, best[:, None], axis=-1)[:, 0]
-        return torch.from_numpy(np.where(np.isnan(top), size, best))
+        _mark_undecided(host, best)
+        return torch.from_numpy(best)
     best = values.amax(dim=-1, keepdim=True)
     index = torch.arange(size, device=values.device)
     return torch.where(values == best, index, size).amin(dim=-1)
+
+
+def race(
+    keys: UInt64[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], scores: Float32[np.ndarray, "m V"], tops: Int64[np.ndarray, " m"]
+) -> Int64[np.ndarray, "D m"]:
+    """Return the first argmax over tokens of float32(score - log E), E of positions[i] under keys[d, i].
+
+    `tops` is the first argmax of the scores, V in undecided rows; these stay undecided.
+    """
+    out = np.empty(keys.shape, dtype=np.int64)
+    _find_winners(keys, positions, scores, tops, out)
+    return out
+
+
+@njit(cache=True)
+@no_type_check
+def _mark_undecided(values: np.ndarray, best: np.ndarray) -> None:
+    """Write V where the best value is NaN."""
+    for i in range(len(values)):
+        if np.isnan(values[i, best[i]]):
+            best[i] = values.shape[1]
 
 
 @njit(cache=True)
@@ -123,6 +144,16 @@ def _hash_chunk(h1: np.uint64, h2: np.uint64, begin: int, missing: np.ndarray) -
 
 @njit(cache=True)
 @no_type_check
+def _any_possible(missing: np.ndarray, odds: np.ndarray, limit: np.float32) -> bool:
+    """Whether any token may win; counted in 32 bits, which becomes vector code as wide as the numbers."""
+    count = np.int32(0)
+    for k in range(len(missing)):
+        count = np.int32(count + np.int32(missing[k] * limit <= odds[k]))
+    return count > 0
+
+
+@njit(cache=True)
+@no_type_check
 def _limit(best: np.float32, top_score: np.float32) -> np.float32:
     """Return the factor by which 1 - u, in units of 2**-24, must stay within a token's odds for its score to reach `best`.
 
@@ -135,21 +166,18 @@ def _limit(best: np.float32, top_score: np.float32) -> np.float32:
 
 @njit(cache=True)
 @no_type_check
-def find_winners(keys: np.ndarray, positions: np.ndarray, tops: np.ndarray, scores: np.ndarray, out: np.ndarray) -> None:
-    """Fill out[d, i] with the first argmax over v of float32(scores[i, v] - log E of token v at positions[i] under keys[d, i]).
-
-    tops[i] is the first argmax of scores[i], or the place of a NaN: such a row is undecided and gives V.
-    """
+def _find_winners(keys: np.ndarray, positions: np.ndarray, scores: np.ndarray, tops: np.ndarray, out: np.ndarray) -> None:
+    """Do what `race` says."""
     size = scores.shape[1]
     bits = np.empty(size, dtype=np.int32)
     odds = bits.view(np.float32)
     missing = np.empty(_CHUNK, dtype=np.float32)
     for i in range(out.shape[1]):
         top = tops[i]
-        top_score = scores[i, top]
-        if not np.isfinite(top_score):  # NaN; or infinite, and no finite noise changes the order
-            out[:, i] = size if np.isnan(top_score) else top
+        if top == size or np.isinf(scores[i, top]):  # undecided, or the finite noise does not change the order
+            out[:, i] = top
             continue
+        top_score = scores[i, top]
         _bound_odds(scores[i], top_score, bits)
         for d in range(out.shape[0]):
             h1 = _position_key(keys[d, i], positions[i])
@@ -159,10 +187,7 @@ def find_winners(keys: np.ndarray, positions: np.ndarray, tops: np.ndarray, scor
             for begin in range(0, size, _CHUNK):
                 count = min(_CHUNK, size - begin)
                 _hash_chunk(h1, h2, begin, missing[:count])
-                possible = 0
-                for k in range(count):
-                    possible += missing[k] * limit <= odds[begin + k]
-                if possible == 0:
+                if not _any_possible(missing[:count], odds[begin : begin + count], limit):
                     continue
                 for k in range(count):
                     if missing[k] * limit <= odds[begin + k]:

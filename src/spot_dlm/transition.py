@@ -7,8 +7,9 @@ Example: `denoise(state, logits, UnmaskRule(), Sampling(temperature=1.0), Couple
 """
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,17 +17,24 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from spot_dlm.noise import CoupledNoise
+from spot_dlm.confidence import Confidence as Confidence
+from spot_dlm.confidence import Resolution as Resolution
+from spot_dlm.confidence import measure as measure
+from spot_dlm.confidence import round_to as round_to
+from spot_dlm.noise import CoupledNoise, draw_each
+from spot_dlm.race import first_argmax
 from spot_dlm.state import BlockState
 
 Select = Literal["top", "threshold", "left_to_right", "leftmost_above"]
-Confidence = Literal["probability", "max_probability", "margin", "entropy"]
 Source = Literal["raw", "tempered", "filtered"]
-Resolution = Literal["float32", "bfloat16"]
 
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e4
 """Below the first, logits divided by the temperature overflow float32 (use 0); above the second every token is as likely."""
+
+
+_SHARED_LOGITS = 2**20
+"""Logits that several steps measure together at most: beyond, what a call costs is nothing to what its memory does."""
 
 
 def _require(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -129,17 +137,9 @@ class Transition:
     candidates: Candidates
 
 
-def first_argmax(values: Float[Tensor, "m V"]) -> Int64[Tensor, " m"]:
-    """Return the lowest index of the maximum of every row; an undecided row (NaN) gives V."""
-    size = values.shape[-1]
-    best = values.amax(dim=-1, keepdim=True)
-    index = torch.arange(size, device=values.device)
-    return torch.where(values == best, index, size).amin(dim=-1)
-
-
 def temper(logits: Float[Tensor, "m V"], temperature: float) -> Float[Tensor, "m V"]:
     """Divide by the temperature in float32; by a tensor, because CUDA multiplies by the reciprocal of a Python number."""
-    return logits / logits.new_full((), temperature) if temperature > 0 else logits
+    return logits if temperature in (0, 1) else logits / logits.new_full((), temperature)
 
 
 def score_tokens(logits: Float[Tensor, "m V"], filtered: Float[Tensor, "m V"], noise: Float[Tensor, "m V"] | None) -> Float[Tensor, "m V"]:
@@ -163,36 +163,8 @@ def filter_logits(logits: Float[Tensor, "m V"], top_k: int, top_p: float) -> Flo
     return torch.empty_like(logits).scatter_(-1, index, ordered)
 
 
-def round_to(values: Float[Tensor, "..."], resolution: Resolution) -> Float[Tensor, "..."]:
-    """Round confidences as the rule compares them, to nearest even."""
-    return values.to(torch.bfloat16).to(torch.float32) if resolution == "bfloat16" else values
-
-
-def measure(
-    source: Float[Tensor, "m V"], tokens: Int64[Tensor, " m"], confidence: Confidence
-) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
-    """Return (rank, natural) confidence of `tokens` under softmax(source), sure positions resolved far below 1e-7.
-
-    With top logit l1 and rest = sum over others of exp(l - l1): log p1 = -log1p(rest), which keeps its digits where p1
-    itself rounds to 1 (method.md section 9a).
-    """
-    top = first_argmax(source)[:, None]
-    top_logit = source.gather(-1, top)
-    gaps = source - top_logit
-    odds = gaps.exp().scatter_(-1, top, 0.0)
-    rest = odds.sum(dim=-1) + gaps.gather(-1, top)[:, 0]  # + 0, or NaN where the top logit is infinite
-    logp_top = -torch.log1p(rest)
-    if confidence == "probability":
-        rank = gaps.gather(-1, tokens[:, None])[:, 0] + logp_top
-        return rank, rank.exp()
-    if confidence == "max_probability":
-        return logp_top, logp_top.exp()
-    if confidence == "margin":
-        second = odds.amax(dim=-1)
-        return -(rest + second) / (1 + rest), (1 - second) / (1 + rest)
-    weighted = torch.where(odds > 0, odds * gaps, 0.0).sum(dim=-1)
-    negative_entropy = weighted / (1 + rest) + logp_top
-    return negative_entropy, negative_entropy
+Draw = Callable[[Int64[np.ndarray, " m"], Float32[Tensor, "m V"], Int64[Tensor, " m"]], Int64[Tensor, " m"]]
+"""Takes positions, filtered logits and the first argmax of each row; returns the token that each position draws."""
 
 
 def propose(
@@ -200,11 +172,11 @@ def propose(
     logits: Float[Tensor, "m V"],
     rule: UnmaskRule,
     sampling: Sampling,
-    noise: Float[Tensor, "m V"] | None,
+    noise: Float[Tensor, "m V"] | Draw | None,
 ) -> Candidates:
     """Choose every masked position's token and confidence; row i of `logits` and `noise` belongs to `positions[i]`.
 
-    Rows are independent of each other to the bit. `noise` is None exactly at temperature 0.
+    Rows are independent of each other to the bit. `noise` holds its values or draws with them; it is None exactly at temperature 0.
 
     Raises:
         ValueError: if a logit is NaN or plus infinity, or a row has no finite logit.
@@ -212,14 +184,19 @@ def propose(
     count, logits = len(positions), logits.to(torch.float32)
     if count == 1:  # a lone row would be summed in another order, as a reduction to a scalar
         logits = logits.expand(2, -1)
-        noise = None if noise is None else noise.expand(2, -1)
     tempered = temper(logits, sampling.temperature)
     filtered = filter_logits(tempered, sampling.top_k, sampling.top_p)
-    tokens = first_argmax(score_tokens(logits, filtered, noise))
-    if int(tokens.amax()) >= logits.shape[-1]:
+    top = first_argmax(tempered)  # and of `filtered`: the best token always stays
+    if int(top.max()) >= logits.shape[-1]:
         raise ValueError(_bad_logits(positions, logits))
+    tokens = top
+    if noise is not None:
+        own = filtered[:count]
+        tokens = noise(positions, own, top[:count]) if callable(noise) else first_argmax(score_tokens(logits[:count], own, noise))
+        tokens = tokens.expand(len(logits))
     source = {"raw": logits, "tempered": tempered, "filtered": filtered}[rule.source]
-    fine, natural = measure(source, tokens, rule.confidence)
+    known = top if rule.source != "raw" or tempered is logits else None
+    fine, natural = measure(source, tokens, rule.confidence, known)
     natural = round_to(natural, rule.resolution)
     rank = fine if rule.resolution == "float32" else natural
     table = torch.stack((rank, natural, fine))[:, :count].cpu().numpy()
@@ -240,14 +217,18 @@ def select(candidates: Candidates, rule: UnmaskRule) -> Int64[np.ndarray, " k"]:
     """Return the indices into `candidates` that the rule commits, best first; ties go to the lower position."""
     if rule.select == "left_to_right":
         return np.arange(min(rule.num_per_step, len(candidates.positions)))
-    order = np.argsort(-candidates.rank, kind="stable")
     if rule.select == "top":
-        return order[: rule.num_per_step]
+        return _best(candidates.rank, rule.num_per_step)
     threshold = rule.rounded_threshold
-    above = candidates.natural > threshold if rule.strict else candidates.natural >= threshold
-    if rule.select == "threshold":
-        return order[above[order]] if above.any() else order[:1]
-    return np.flatnonzero(above)[:1] if above.any() else order[:1]
+    above = np.flatnonzero(candidates.natural > threshold if rule.strict else candidates.natural >= threshold)
+    if not len(above):
+        return _best(candidates.rank, 1)
+    return above[_best(candidates.rank[above], len(above))] if rule.select == "threshold" else above[:1]
+
+
+def _best(rank: Float32[np.ndarray, " m"], count: int) -> Int64[np.ndarray, " k"]:
+    """Return the places of the `count` highest ranks, best first; ties go to the lower place."""
+    return rank.argmax(axis=0, keepdims=True) if count == 1 else np.argsort(-rank, kind="stable")[:count]
 
 
 def step_noise(
@@ -258,10 +239,68 @@ def step_noise(
 
 
 def denoise(state: BlockState, logits: Float[Tensor, "m V"], rule: UnmaskRule, sampling: Sampling, noise: CoupledNoise) -> Transition:
-    """Apply one transition F to `state`, given the target's logits for its masked positions in ascending order."""
-    drawn = step_noise(state, state.masked, logits.shape[-1], sampling, noise)
-    candidates = propose(state.masked, logits, rule, sampling, drawn)
-    return commit(state, candidates, rule)
+    """Apply one transition F to `state`, given the target's logits for its masked positions in ascending order.
+
+    Raises:
+        ValueError: for logits that decide nothing (see `propose`).
+    """
+    return commit(state, _proposed([Step(state, logits, rule, sampling, noise)]), rule)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The arguments of one `denoise`."""
+
+    state: BlockState
+    logits: Float[Tensor, "m V"]
+    rule: UnmaskRule
+    sampling: Sampling
+    noise: CoupledNoise
+
+
+def denoise_many(steps: Sequence[Step]) -> list[Transition | ValueError]:
+    """Apply `denoise` to each of several steps, equal to the bit, in few calls: those with equal parameters are measured together.
+
+    A step whose logits decide nothing gives its error and leaves the others alone.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i, step in enumerate(steps):
+        drawn = step.sampling.temperature, step.sampling.top_k, step.sampling.top_p
+        groups.setdefault((step.rule, *drawn, step.logits.shape[-1], step.logits.device), []).append(i)
+    out: dict[int, Transition | ValueError] = {}
+    for group in groups.values():
+        out |= zip(group, _denoise_alike([steps[i] for i in group]), strict=True)
+    return [out[i] for i in range(len(steps))]
+
+
+def _denoise_alike(steps: list[Step]) -> Iterator[Transition | ValueError]:
+    """Apply steps of equal parameters: half by half where they are too large to share a call, or one of them fails."""
+    count, rows = len(steps), sum(len(s.state.masked) for s in steps)
+    if count == 1 or rows * steps[0].logits.shape[-1] <= _SHARED_LOGITS:
+        try:
+            candidates, begin = _proposed(steps), 0
+        except ValueError as error:
+            if count == 1:
+                yield error
+                return
+        else:
+            for step in steps:
+                end = begin + len(step.state.masked)
+                yield commit(step.state, candidates.take(slice(begin, end)), step.rule)
+                begin = end
+            return
+    yield from _denoise_alike(steps[: count // 2])
+    yield from _denoise_alike(steps[count // 2 :])
+
+
+def _proposed(steps: list[Step]) -> Candidates:
+    """Return the candidates of steps with equal parameters, one after the other."""
+    states = [s.state for s in steps]
+    positions = states[0].masked if len(steps) == 1 else np.concatenate([s.masked for s in states])
+    logits = steps[0].logits if len(steps) == 1 else torch.cat([s.logits for s in steps])
+    draws = [(s.noise, s.state.block, s.state.step, len(s.state.masked)) for s in steps]
+    sampled = steps[0].sampling.temperature > 0
+    return propose(positions, logits, steps[0].rule, steps[0].sampling, partial(draw_each, draws) if sampled else None)
 
 
 def commit(state: BlockState, candidates: Candidates, rule: UnmaskRule) -> Transition:

@@ -1,12 +1,11 @@
 """Verification: replay the target's own transitions along a draft graph and keep what it would have done anyway.
 
-`accept` is the walk of method.md section 4; a drafter can only decide how far one pass gets, never what is visited. Knows nothing
-of targets and drafters.
+The walk of method.md section 4, of one graph (`accept`) or of several in lockstep (`accept_many`); a drafter can only decide how far one
+pass gets, never what is visited. Knows nothing of targets and drafters.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch import Tensor
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.state import BlockState
-from spot_dlm.transition import Sampling, Transition, UnmaskRule, denoise
+from spot_dlm.transition import Sampling, Step, Transition, UnmaskRule, denoise_many
 
 
 @dataclass(frozen=True)
@@ -34,27 +33,23 @@ class Acceptance:
         return self.transitions[-1].state
 
 
-def accept(
-    graph: DraftGraph,
-    root: BlockState,
-    logits_of: Callable[[int], Float[Tensor, "m V"]],
-    step: Callable[[BlockState, Float[Tensor, "m V"]], Transition],
-    is_final: Callable[[BlockState], bool],
-) -> Acceptance:
+_Asked = tuple[BlockState, Float[Tensor, "m V"]]
+"""A state and its logits, to which F is to be applied."""
+
+
+def _walk(
+    graph: DraftGraph, root: BlockState, logits_of: Callable[[int], Float[Tensor, "m V"]], is_final: Callable[[BlockState], bool]
+) -> Generator[_Asked, Transition, Acceptance]:
     """Walk from the root: apply F to the current node, move to the node that equals the result, stop where there is none.
 
-    Args:
-        graph: guesses; node 0 is `root`.
-        logits_of: logits of a node's masked positions, as the target gave them in this pass.
-        step: F with its rule, sampling and noise bound.
-        is_final: whether decoding of the block ends with a state.
+    Yields what F is to be applied to, is sent the transition, and returns what was proved.
     """
     node, state = 0, root
     transitions: list[Transition] = []
     nodes: list[int] = []
     while True:
         logits = logits_of(node)
-        transition = step(state.decoded, logits)
+        transition = yield state.decoded, logits
         transitions.append(transition)
         nodes.append(node)
         state = transition.state
@@ -62,6 +57,30 @@ def accept(
         if following is None:
             return Acceptance(transitions, nodes, logits)
         node = following
+
+
+def accept(
+    graph: DraftGraph,
+    root: BlockState,
+    logits_of: Callable[[int], Float[Tensor, "m V"]],
+    step: Callable[[BlockState, Float[Tensor, "m V"]], Transition],
+    is_final: Callable[[BlockState], bool],
+) -> Acceptance:
+    """Walk one graph.
+
+    Args:
+        graph: guesses; node 0 is `root`.
+        logits_of: logits of a node's masked positions, as the target gave them in this pass.
+        step: F with its rule, sampling and noise bound.
+        is_final: whether decoding of the block ends with a state.
+    """
+    walk = _walk(graph, root, logits_of, is_final)
+    asked = next(walk)
+    while True:
+        try:
+            asked = walk.send(step(*asked))
+        except StopIteration as end:
+            return end.value
 
 
 @dataclass(frozen=True)
@@ -78,12 +97,20 @@ class Walk:
 
 
 def accept_many(walks: Sequence[Walk]) -> list[Acceptance | ValueError]:
-    """Walk several graphs; an error stays with the walk that caused it."""
-    out: list[Acceptance | ValueError] = []
-    for w in walks:
-        try:
-            step = partial(denoise, rule=w.rule, sampling=w.sampling, noise=w.noise)
-            out.append(accept(w.graph, w.root, w.logits_of, step, w.is_final))
-        except ValueError as error:
-            out.append(error)
-    return out
+    """Walk several graphs in lockstep, as `accept` would each of them; logits that decide nothing are the error of their own walk only."""
+    going = [_walk(w.graph, w.root, w.logits_of, w.is_final) for w in walks]
+    asked = {i: next(walk) for i, walk in enumerate(going)}
+    out: dict[int, Acceptance | ValueError] = {}
+    while asked:
+        steps = [Step(*what, walks[i].rule, walks[i].sampling, walks[i].noise) for i, what in asked.items()]
+        answers = zip(list(asked), denoise_many(steps), strict=True)
+        asked = {}
+        for i, answer in answers:
+            if isinstance(answer, ValueError):
+                out[i] = answer
+                continue
+            try:
+                asked[i] = going[i].send(answer)
+            except StopIteration as end:
+                out[i] = end.value
+    return [out[i] for i in range(len(walks))]
