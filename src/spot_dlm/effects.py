@@ -17,7 +17,7 @@ from numba import njit
 
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.interfaces import MaskedLogits
-from spot_dlm.outputs import MAX_SURENESS
+from spot_dlm.outputs import MAX_SURENESS, first_best, host_array, odds_of_others
 
 _NEVER = 1 << 30
 
@@ -43,26 +43,33 @@ class Effects:
         """Take in one pass; the observation nearest to the state that the pass arrived at wins.
 
         Args:
-            graph: the pass.
+            graph: the pass; complete blocks in it show nothing.
             logits: logits of all its nodes.
             canvas: the last visited state, whose logits are the last ones.
             advanced: transitions of the pass.
         """
-        seen = self.distance < _NEVER
-        self.distance[seen] += advanced
-        if len(graph) > 1:
-            sure = _dense(graph.canvases, sureness_of(logits.packed))
-            _observe(graph.canvases, graph.edges, sure, canvas, self.value, self.token, self.distance)
+        edges = _nearest(graph.canvases, graph.edges, canvas, advanced, self.distance)
+        if len(edges):
+            arrays = (edges, graph.canvases, np.array(logits.offsets), self.value, self.token)
+            if logits.packed.device.type == "cpu":
+                _observe_rows(host_array(logits.packed), *arrays)
+            else:
+                _observe(sureness_of(logits.packed), *arrays)
 
     @property
     def known(self) -> Float32[np.ndarray, " L"]:
         """1 where the effect of committing `token[j]` at j has been seen, nearer ones closer to 1; 0 where not."""
-        nearness = 1.0 / (1.0 + 0.1 * self.distance)
-        return np.where(self.distance < _NEVER, nearness, 0.0).astype(np.float32)
+        return self.of(self.token)[1]
+
+    def of(self, tokens: Int64[np.ndarray, " L"]) -> tuple[Float32[np.ndarray, "L L"], Float32[np.ndarray, " L"]]:
+        """Return the effect of committing `tokens` and how near the observations were, 0 where another token was seen or none."""
+        value, known = np.empty_like(self.value), np.empty(len(tokens), np.float32)
+        _choose(self.value, self.token, self.distance, tokens, value, known)
+        return value, known
 
 
 def sureness_of(logits: torch.Tensor) -> Float32[np.ndarray, " M"]:
-    """Return -log(1 - p1) of every row, exact where p1 rounds to 1."""
+    """Return -log(1 - p1) of every row, exact where p1 rounds to 1; on the logits' device."""
     logits = logits.float()
     top = logits.max(dim=-1, keepdim=True)
     odds = (logits - top.values).clamp_(min=-80.0).exp_()
@@ -71,27 +78,90 @@ def sureness_of(logits: torch.Tensor) -> Float32[np.ndarray, " M"]:
     return (torch.log1p(rest) - rest.log()).clamp_(0.0, MAX_SURENESS).cpu().numpy()
 
 
-def _dense(canvases: Int64[np.ndarray, "N L"], packed: Float32[np.ndarray, " M"]) -> Float32[np.ndarray, "N L"]:
-    sure = np.zeros(canvases.shape, dtype=np.float32)
-    sure[canvases == -1] = packed
-    return sure
+@njit(cache=True)
+@no_type_check
+def sureness_of_row(logits: np.ndarray) -> np.float32:
+    """`sureness_of` for one row in the host's memory."""
+    rest = odds_of_others(logits, first_best(logits), np.float32(1))[0]
+    return np.float32(min(max(np.log1p(rest) - np.log(rest), 0.0), MAX_SURENESS))
 
 
 @njit(cache=True)
 @no_type_check
-def _observe(canvases, edges, sure, canvas, value, token, distance):
-    """Overwrite each position's effect by that of the nearest edge of the pass, where it is nearer than what is known."""
+def _nearest(canvases: np.ndarray, edges: np.ndarray, canvas: np.ndarray, advanced: int, distance: np.ndarray) -> np.ndarray:
+    """Move what is known away by `advanced` transitions; return (parent, child, j) of the edges that come nearer, with their distance set.
+
+    An edge commits position j; its distance counts the commits between its parent and `canvas`, the first of equal edges wins.
+    """
     length = len(canvas)
+    winner = np.full(length, -1)
+    for j in range(length):
+        if distance[j] < _NEVER:
+            distance[j] += advanced
     for e in range(len(edges)):
         parent, child = edges[e, 0], edges[e, 1]
-        j, apart = -1, 0
+        j, apart, left = -1, 0, 0
         for i in range(length):
             if canvases[parent, i] != canvas[i]:
                 apart += 1
-            if canvases[parent, i] == -1 and canvases[child, i] != -1:
+            if canvases[child, i] == -1:
+                left += 1
+            elif canvases[parent, i] == -1:
                 j = i
-        if j >= 0 and apart < distance[j]:
-            distance[j] = apart
-            token[j] = canvases[child, j]
-            for i in range(length):
-                value[j, i] = sure[child, i] - sure[parent, i] if canvases[child, i] == -1 else 0.0
+        if j >= 0 and left > 0 and apart < distance[j]:
+            distance[j], winner[j] = apart, e
+    out = np.empty((np.sum(winner >= 0), 3), np.int64)
+    k = 0
+    for j in range(length):
+        if winner[j] >= 0:
+            out[k, 0], out[k, 1], out[k, 2] = edges[winner[j], 0], edges[winner[j], 1], j
+            k += 1
+    return out
+
+
+@njit(cache=True)
+@no_type_check
+def _observe_rows(packed: np.ndarray, edges: np.ndarray, canvases: np.ndarray, offsets: np.ndarray, value: np.ndarray, token: np.ndarray):
+    """`_observe` from logits: only rows that an edge compares are read."""
+    sure = np.full(len(packed), np.float32(-1))
+    for e in range(len(edges)):
+        row, other = offsets[edges[e, 0]], offsets[edges[e, 1]]
+        for i in range(canvases.shape[1]):
+            if canvases[edges[e, 1], i] == -1:
+                if sure[row] < 0:
+                    sure[row] = sureness_of_row(packed[row])
+                if sure[other] < 0:
+                    sure[other] = sureness_of_row(packed[other])
+                other += 1
+            if canvases[edges[e, 0], i] == -1:
+                row += 1
+    _observe(sure, edges, canvases, offsets, value, token)
+
+
+@njit(cache=True)
+@no_type_check
+def _observe(sure: np.ndarray, edges: np.ndarray, canvases: np.ndarray, offsets: np.ndarray, value: np.ndarray, token: np.ndarray) -> None:
+    """Overwrite positions' effects by those of edges (parent, child, j), from the sureness of every row of the pass."""
+    for e in range(len(edges)):
+        parent, child, j = edges[e]
+        row, other = offsets[parent], offsets[child]
+        token[j] = canvases[child, j]
+        for i in range(canvases.shape[1]):
+            value[j, i] = 0.0
+            if canvases[child, i] == -1:
+                value[j, i] = sure[other] - sure[row]
+                other += 1
+            if canvases[parent, i] == -1:
+                row += 1
+
+
+@njit(cache=True)
+@no_type_check
+def _choose(
+    value: np.ndarray, token: np.ndarray, distance: np.ndarray, tokens: np.ndarray, out_value: np.ndarray, out_known: np.ndarray
+) -> None:
+    """Write effects and nearness where the token is the expected one, 0 elsewhere."""
+    for j in range(len(token)):
+        out_known[j] = 1.0 / (1.0 + 0.1 * distance[j]) if distance[j] < _NEVER and token[j] == tokens[j] else 0.0
+        for i in range(len(token)):
+            out_value[j, i] = value[j, i] if out_known[j] > 0 else np.float32(0)

@@ -7,11 +7,11 @@ nothing of models, files and targets.
 Example: `encode(live_state(context, depths=8)[0], depths=8).positions` has shape [1, L, NUM_POSITION].
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, no_type_check
 
 import numpy as np
-import torch
 from jaxtyping import Float32, Int8, Int16, Int64
 from numba import njit
 
@@ -19,7 +19,7 @@ from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.effects import Effects
 from spot_dlm.interfaces import DraftContext, MaskedLogits
 from spot_dlm.lookahead import LookAhead, count_places, decisive_rank, look_ahead
-from spot_dlm.outputs import MAX_SURENESS, read_outputs
+from spot_dlm.outputs import MAX_SURENESS, NUM_TOP, Outputs, read_outputs
 from spot_dlm.transition import Transition
 
 FEATURES_VERSION = 1
@@ -82,71 +82,114 @@ class Encoded:
 
 
 def live_state(context: DraftContext, depths: int, with_effects: bool = True) -> tuple[StateBatch, LookAhead]:
-    """Return the one state before a draft, and the look-ahead of the root's masked positions.
+    """Return the one state before a draft, and the look-ahead of the root's masked positions (see `live_states`)."""
+    batch, (ahead,) = live_states([context], [depths], with_effects)
+    return batch, ahead
+
+
+def live_states(contexts: Sequence[DraftContext], depths: Sequence[int], with_effects: bool = True) -> tuple[StateBatch, list[LookAhead]]:
+    """Return the states before drafts of one block length, and the look-ahead of every root's masked positions.
 
     Args:
-        context: what is known before the pass.
-        depths: steps to look ahead at T > 0 (at T = 0 one serves for all).
+        contexts: what is known before the pass.
+        depths: steps to look ahead of each at T > 0 (at T = 0 one serves for all); shorter look-aheads repeat their last step.
         with_effects: read the last pass's nodes; False for models that make no use of them.
     """
-    last, root = context.last, context.root
-    length = len(root.canvas)
-    outputs = read_outputs(last.before.masked, context.logits, context.sampling)
+    seen = [_look(context, wanted) for context, wanted in zip(contexts, depths, strict=True)]
+    size, length, count = len(contexts), len(contexts[0].root.canvas), max(len(ahead.margin) for _, ahead in seen)
+    temperature = np.array([c.sampling.temperature for c in contexts], dtype=np.float32)
+    batch = _blank(size, length, count, temperature, np.array([c.rule.resolution == "bfloat16" for c in contexts], dtype=np.int8))
+    for b, (context, (outputs, ahead)) in enumerate(zip(contexts, seen, strict=True)):
+        last, commits = context.last, _commits_of(context)
+        for back, transition in enumerate(context.history[-2:-4:-1]):
+            batch.past[b, back, transition.candidates.positions] = transition.candidates.fine
+        best = np.ascontiguousarray(ahead.fine[..., 0])
+        rank = decisive_rank(best, context.root.masked[None], context.rule)
+        _fill(
+            context.root.canvas, context.root.step, commits.step, commits.fine, last.positions, outputs.positions, outputs.ids,
+            outputs.logp, outputs.log_rest, outputs.entropy, last.candidates.fine, ahead.tokens, best, rank, ahead.margin,
+            batch.status[b], batch.age[b], batch.commit_fine[b], batch.logp[b], batch.log_rest[b], batch.entropy[b], batch.fine[b],
+            batch.ahead_fine[b], batch.ahead_rank[b], batch.margin[b], batch.agree[b],
+        )  # fmt: skip
+        if with_effects and context.graph is not None and context.evaluated is not None:
+            advanced = context.root.step - int(context.graph.steps[0])
+            effects = remember(context.memory, context.graph, context.evaluated, last.before.canvas, advanced)
+            batch.effect[b], batch.known[b] = _expected(effects, last, ahead.tokens[0, :, 0])
+    return batch, [ahead for _, ahead in seen]
+
+
+def _blank(size: int, length: int, count: int, temperature: Float32[np.ndarray, " B"], rounded: Int8[np.ndarray, " B"]) -> StateBatch:
+    f32, shape, ahead = np.float32, (size, length), (size, count, length)
+    return StateBatch(
+        np.empty(shape, np.int8), np.empty(shape, np.int16), np.zeros(shape, f32), np.zeros((*shape, NUM_LOGP), f32),
+        np.zeros(shape, f32), np.zeros(shape, f32), np.zeros(shape, f32), np.ones((size, 2, length), f32),
+        np.zeros(ahead, f32), np.zeros(ahead, f32), np.zeros(ahead, f32), np.zeros(ahead, np.int8),
+        np.zeros((size, length, length), f32), np.zeros(shape, f32), temperature, rounded,
+    )  # fmt: skip
+
+
+def _look(context: DraftContext, depths: int) -> tuple[Outputs, LookAhead]:
+    """Read the last distributions and look ahead at the root's masked positions."""
+    last, root, sampling = context.last, context.root, context.sampling
+    sampled = sampling.temperature > 0
+    outputs = read_outputs(last.before.masked, context.logits, sampling, NUM_TOP if sampled else NUM_LOGP)
     at = np.flatnonzero(root.canvas[last.before.masked] == -1)
-    stale = context.logits[torch.from_numpy(at).to(context.logits.device)] if context.sampling.temperature > 0 else None
-    known_of_rows = (root, context.rule, context.sampling, context.noise, depths, last.candidates.fine[at], stale)
-    ahead = look_ahead(outputs.take(at), *known_of_rows)
-    before, masked = last.before.masked, root.masked
-    status = np.full((1, length), TAIL, dtype=np.int8)
-    age = np.zeros((1, length), dtype=np.int16)
-    commit_fine = np.zeros((1, length), dtype=np.float32)
-    past = np.ones((1, 2, length), dtype=np.float32)
-    for transition in context.history:
-        rows = np.searchsorted(transition.candidates.positions, transition.positions)
-        status[0, transition.positions] = COMMITTED
-        age[0, transition.positions] = root.step - transition.before.step - 1
-        commit_fine[0, transition.positions] = transition.candidates.fine[rows]
-    status[0, last.positions] = JUST
-    status[0, masked] = MASKED
-    for back, transition in enumerate(context.history[-2:-4:-1]):
-        past[0, back, transition.candidates.positions] = transition.candidates.fine
-    logp = np.zeros((1, length, NUM_LOGP), dtype=np.float32)
-    kept = min(NUM_LOGP, outputs.logp.shape[1])
-    logp[0, before] = -80.0
-    logp[0, before, :kept] = outputs.logp[:, :kept]
-    rows_of = np.zeros((3, 1, length), dtype=np.float32)
-    rows_of[:, 0, before] = outputs.log_rest, outputs.entropy, last.candidates.fine
-    count = len(ahead.margin)
-    rank = decisive_rank(ahead.fine[..., 0], np.broadcast_to(masked, (count, len(masked))), context.rule)
-    spread = np.zeros((3, 1, count, length), dtype=np.float32)
-    spread[0, 0][:, masked] = ahead.fine[..., 0]
-    spread[1, 0][:, masked] = rank
-    spread[2, 0][:, masked] = ahead.margin
-    agree = np.zeros((1, count, length), dtype=np.int8)
-    agree[0][:, masked] = ahead.tokens[..., 0] == outputs.ids[at, 0]
-    temperature = np.array([context.sampling.temperature], dtype=np.float32)
-    rounded = np.array([context.rule.resolution == "bfloat16"], dtype=np.int8)
-    log_rest, entropy, fine = rows_of
-    effect, known = _live_effects(context, ahead) if with_effects else _no_effects(length)
-    state = StateBatch(
-        status,
-        age,
-        commit_fine,
-        logp,
-        log_rest,
-        entropy,
-        fine,
-        past,
-        spread[0],
-        spread[1],
-        spread[2],
-        agree,
-        effect,
-        known,
-        temperature,
-        rounded,
-    )
-    return state, ahead
+    known = (root, context.rule, sampling, context.noise, depths, last.candidates.fine[at])
+    return outputs, look_ahead(outputs.take(at), *known, context.logits if sampled else None, at)
+
+
+@dataclass
+class _Commits:
+    """For every position of a block the step of its commit (-1: none) and its ranking value then, of the first `count` transitions."""
+
+    step: Int64[np.ndarray, " L"]
+    fine: Float32[np.ndarray, " L"]
+    count: int = 0
+    last: Transition | None = None
+
+
+def _commits_of(context: DraftContext) -> _Commits:
+    """Return the commits of the history; what the block's memory holds is taken up where it ended."""
+    history, length = context.history, len(context.root.canvas)
+    known = context.memory.get("commits")
+    if not isinstance(known, _Commits) or known.count > len(history) or (known.count and history[known.count - 1] is not known.last):
+        known = _Commits(np.full(length, -1), np.zeros(length, np.float32))
+    for transition in history[known.count :]:
+        at = np.searchsorted(transition.candidates.positions, transition.positions)
+        known.step[transition.positions], known.fine[transition.positions] = transition.before.step, transition.candidates.fine[at]
+        known.last = transition
+    known.count = len(history)
+    context.memory["commits"] = known
+    return known
+
+
+@njit(cache=True)
+@no_type_check
+def _fill(
+    canvas, step, commit_step, committed, just, before, ids, kept, rest, spread, stale, tokens, best, rank, gap,
+    status, age, commit_fine, logp, log_rest, entropy, fine, ahead_fine, ahead_rank, margin, agree,
+):  # fmt: skip
+    """Fill one state of a batch: `before` are the positions of the last distributions, `just` those that the last transition took."""
+    length, num_logp = len(canvas), min(kept.shape[1], logp.shape[1])
+    for i in range(length):
+        status[i], age[i] = 0, 0
+        if commit_step[i] >= 0:
+            status[i], age[i], commit_fine[i] = 1, step - commit_step[i] - 1, committed[i]
+    for i in just:
+        status[i] = 2
+    num = 0
+    for r in range(len(before)):
+        i = before[r]
+        logp[i] = -80.0
+        logp[i, :num_logp] = kept[r, :num_logp]
+        log_rest[i], entropy[i], fine[i] = rest[r], spread[r], stale[r]
+        if canvas[i] == -1:
+            status[i] = 3
+            for d in range(len(ahead_fine)):
+                e = min(d, len(best) - 1)
+                ahead_fine[d, i], ahead_rank[d, i], margin[d, i] = best[e, num], rank[e, num], gap[e, num]
+                agree[d, i] = tokens[e, num, 0] == ids[r, 0]
+            num += 1
 
 
 def remember(memory: dict[str, Any], graph: DraftGraph, logits: MaskedLogits, canvas: Int64[np.ndarray, " L"], advanced: int) -> Effects:
@@ -159,29 +202,21 @@ def remember(memory: dict[str, Any], graph: DraftGraph, logits: MaskedLogits, ca
     return effects
 
 
-def _live_effects(context: DraftContext, ahead: LookAhead) -> tuple[Float32[np.ndarray, "1 L L"], Float32[np.ndarray, "1 L"]]:
-    """Return the effects that the block's passes have shown, where the token is still the one that would be committed."""
-    canvas = context.last.before.canvas
-    if context.graph is None or context.evaluated is None:
-        return _no_effects(len(canvas))
-    advanced = context.root.step - int(context.graph.steps[0])
-    effects = remember(context.memory, context.graph, context.evaluated, canvas, advanced)
-    return select_effects(effects, context.last, ahead.tokens[0, :, 0])
-
-
-def _no_effects(length: int) -> tuple[Float32[np.ndarray, "1 L L"], Float32[np.ndarray, "1 L"]]:
-    return np.zeros((1, length, length), np.float32), np.zeros((1, length), np.float32)
-
-
 def select_effects(
     effects: Effects, last: Transition, tokens: Int64[np.ndarray, " m"]
 ) -> tuple[Float32[np.ndarray, "1 L L"], Float32[np.ndarray, "1 L"]]:
     """Return effects and how near they are, of the last commit and of committing `tokens` at the root's masked positions."""
+    value, known = _expected(effects, last, tokens)
+    return value[None], known[None]
+
+
+def _expected(
+    effects: Effects, last: Transition, tokens: Int64[np.ndarray, " m"]
+) -> tuple[Float32[np.ndarray, "L L"], Float32[np.ndarray, " L"]]:
     expected = np.full(len(effects.token), -2)
     expected[last.state.masked] = tokens
     expected[last.positions] = last.tokens
-    known = np.where(effects.token == expected, effects.known, np.float32(0))
-    return (effects.value * (known > 0)[:, None])[None], known[None]
+    return effects.of(expected)
 
 
 def encode(batch: StateBatch, depths: int) -> Encoded:

@@ -195,11 +195,11 @@ def _race_two(key: np.uint64, position: int, ids: np.ndarray, scores: np.ndarray
 
 
 def decisive_rank(
-    fine: Float32[np.ndarray, "*shape"], positions: Int[np.ndarray, "*shape"], rule: UnmaskRule
+    fine: Float32[np.ndarray, "*shape"], positions: Int[np.ndarray, "*#shape"], rule: UnmaskRule
 ) -> Float32[np.ndarray, "*shape"]:
     """Return the number by which the rule orders positions (higher first, then the lower position), from unrounded ranking values."""
     if rule.select == "left_to_right":
-        return -positions.astype(np.float32)
+        return np.zeros_like(fine) - positions.astype(np.float32)
     if rule.resolution == "float32" and rule.select != "leftmost_above":
         return fine
     rank = np.array(fine, dtype=np.float32, order="C")
@@ -225,7 +225,7 @@ def _decide(values: np.ndarray, is_log: bool, rounded: bool, threshold: np.float
 
 def rule_order(fine: Float32[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], rule: UnmaskRule) -> Int64[np.ndarray, "D m"]:
     """Return each position's place (0 = first) in the order that the rule would commit in; ties go to the lower position."""
-    rank = decisive_rank(fine, np.ascontiguousarray(np.broadcast_to(positions, fine.shape)), rule)
+    rank = decisive_rank(fine, positions[None], rule)
     places, every = np.zeros(rank.shape, dtype=np.int64), np.ones(rank.shape[1], dtype=np.bool_)
     for depth, row in enumerate(rank):
         count_places(row, every, places[depth])
