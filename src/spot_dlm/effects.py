@@ -17,7 +17,7 @@ from numba import njit
 
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.interfaces import MaskedLogits
-from spot_dlm.outputs import MAX_SURENESS, first_best, host_array, odds_of_others
+from spot_dlm.outputs import MAX_SURENESS, highest, host_array, odds_of_others
 
 _NEVER = 1 << 30
 
@@ -82,7 +82,7 @@ def sureness_of(logits: torch.Tensor) -> Float32[np.ndarray, " M"]:
 @no_type_check
 def sureness_of_row(logits: np.ndarray) -> np.float32:
     """`sureness_of` for one row in the host's memory."""
-    rest = odds_of_others(logits, first_best(logits), np.float32(1))[0]
+    rest = odds_of_others(logits, highest(logits), np.float32(1))[0]
     return np.float32(min(max(np.log1p(rest) - np.log(rest), 0.0), MAX_SURENESS))
 
 

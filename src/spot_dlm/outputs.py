@@ -137,52 +137,38 @@ def exp_negative(x: np.float32) -> np.float32:
 
 @njit(cache=True)
 @no_type_check
-def _exceed(values: np.ndarray, limit: np.float32) -> bool:
-    """Whether any value is above the limit; counted, for that becomes vector code where a maximum does not."""
-    above = np.int32(0)
+def highest(values: np.ndarray) -> np.float32:
+    """Return the maximum; of integers in the order of the floats, for their maximum becomes vector code."""
+    high = np.int32(-(2**31))
     for v in range(len(values)):
-        above += np.int32(values[v] > limit)
-    return above > 0
-
-
-@njit(cache=True)
-@no_type_check
-def first_best(values: np.ndarray) -> int:
-    """Return the lowest index of the maximum."""
-    best = 0
-    for start in range(0, len(values), _CHUNK):
-        end = min(start + _CHUNK, len(values))
-        if _exceed(values[start:end], values[best]):
-            for v in range(start, end):
-                if values[v] > values[best]:
-                    best = v
-    return best
+        bits = np.float32(values[v]).view(np.int32)
+        high = max(high, np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))))
+    return np.int32(high ^ ((high >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
 @njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
 @no_type_check
-def _add_odds(values: np.ndarray, top: np.float32, scale: np.float32) -> tuple[float, float]:
-    """Return the sums of e = exp(scale * (value - top)) and of e * log e."""
-    total, weighted = 0.0, 0.0
-    for start in range(0, len(values), _SUM):
-        one, other = np.float32(0), np.float32(0)
-        for v in range(start, min(start + _SUM, len(values))):
-            gap = max((values[v] - top) * scale, np.float32(_FLOOR))
-            odds = exp_negative(gap)
-            one += odds
-            other += odds * gap
-        total += one
-        weighted += other
-    return total, weighted
+def _add_odds(values: np.ndarray, top: np.float32, scale: np.float32) -> tuple[np.float32, np.float32, np.float32]:
+    """Return the sums of e = exp(scale * (value - top)) and of e * log e over values below the top, and the number of others."""
+    total, weighted, tops = np.float32(0), np.float32(0), np.float32(0)
+    for v in range(len(values)):
+        gap = max((values[v] - top) * scale, np.float32(_FLOOR))
+        odds = exp_negative(gap) if gap < 0 else np.float32(0)
+        total += odds
+        weighted += odds * gap
+        tops += np.float32(0) if gap < 0 else np.float32(1)
+    return total, weighted, tops
 
 
 @njit(cache=True)
 @no_type_check
-def odds_of_others(values: np.ndarray, best: int, scale: np.float32) -> tuple[float, float]:
-    """Return the odds of all tokens but `best`, the most probable one, against it, and their sum weighted by their logarithms."""
-    left, left_weighted = _add_odds(values[:best], values[best], scale)
-    right, right_weighted = _add_odds(values[best + 1 :], values[best], scale)
-    return left + right, left_weighted + right_weighted
+def odds_of_others(values: np.ndarray, top: np.float32, scale: np.float32) -> tuple[float, float]:
+    """Return the odds of all tokens but a most probable one against it (so each that ties counts 1), and the sum of odds * log(odds)."""
+    total, weighted, tops = 0.0, 0.0, -1.0
+    for start in range(0, len(values), _SUM):
+        part = _add_odds(values[start : start + _SUM], top, scale)
+        total, weighted, tops = total + part[0], weighted + part[1], tops + part[2]
+    return total + tops, weighted
 
 
 @njit(cache=True)
@@ -192,7 +178,7 @@ def _keep_best(values: np.ndarray, ids: np.ndarray, kept: np.ndarray) -> None:
     count, most = 0, len(ids)
     for start in range(0, len(values), _CHUNK):
         end = min(start + _CHUNK, len(values))
-        if count == most and not _exceed(values[start:end], kept[most - 1]):
+        if count == most and highest(values[start:end]) <= kept[most - 1]:
             continue
         for v in range(start, end):
             if count == most and values[v] <= kept[most - 1]:
@@ -222,7 +208,7 @@ def _summarise(
     for row in range(len(logits)):
         values = logits[row]
         _keep_best(values, ids[row], kept)
-        rest, weighted = odds_of_others(values, ids[row, 0], np.float32(1))
+        rest, weighted = odds_of_others(values, kept[0], np.float32(1))
         log_top = -np.log1p(rest)
         log_rest[row] = np.log(rest) + log_top
         entropy[row] = -log_top - weighted / (1.0 + rest)
@@ -230,7 +216,7 @@ def _summarise(
             logp[row, k] = max(kept[k] - kept[0], np.float32(_FLOOR)) + log_top
         if temperature != 1.0:
             scale = np.float32(1.0 / temperature)
-            total = odds_of_others(values, ids[row, 0], scale)[0]
+            total = odds_of_others(values, kept[0], scale)[0]
             for k in range(count):
                 source[row, k] = max((kept[k] - kept[0]) * scale - np.log1p(total), _FLOOR)
 
