@@ -30,13 +30,24 @@ def first_argmax(values: Float[Tensor, "m V"]) -> Int64[Tensor, " m"]:
     """Return the lowest index of the maximum of every row; an undecided row (NaN) gives V."""
     size = values.shape[-1]
     if values.device.type == "cpu":
-        host = values.to(torch.float32).numpy()
+        host = values.to(torch.float32).contiguous().numpy()
         best = host.argmax(axis=-1)  # the first one, or the first NaN
         _mark_undecided(host, best)
         return torch.from_numpy(best)
     best = values.amax(dim=-1, keepdim=True)
     index = torch.arange(size, device=values.device)
     return torch.where(values == best, index, size).amin(dim=-1)
+
+
+def descending(values: Float32[Tensor, "m V"]) -> Int64[Tensor, "m V"]:
+    """Return the order of every row, the highest value first; ties keep the lower index."""
+    if values.device.type != "cpu":
+        return torch.sort(values, dim=-1, descending=True, stable=True)[1]
+    codes = np.empty(values.shape, dtype=np.int64)
+    _encode(values.contiguous().numpy(), codes)
+    codes.sort(axis=-1)  # vector code, ten times as fast as a stable sort
+    codes &= 2**32 - 1
+    return torch.from_numpy(codes)
 
 
 def race(
@@ -58,6 +69,20 @@ def _mark_undecided(values: np.ndarray, best: np.ndarray) -> None:
     for i in range(len(values)):
         if np.isnan(values[i, best[i]]):
             best[i] = values.shape[1]
+
+
+@njit(cache=True)
+@no_type_check
+def _encode(values: np.ndarray, codes: np.ndarray) -> None:
+    """Write whole numbers that ascend as the values descend, and among equals with the index; the index is in the low half.
+
+    The bits of a float, less the sign's, count up with its size; adding 0 makes one of both zeros.
+    """
+    for i in range(len(values)):
+        for v in range(values.shape[1]):
+            bits = np.int64(np.float32(values[i, v] + np.float32(0)).view(np.int32))
+            ascending = bits ^ ((bits >> np.int64(63)) & np.int64(0x7FFFFFFF))
+            codes[i, v] = (~ascending << np.int64(32)) | np.int64(v)
 
 
 @njit(cache=True)

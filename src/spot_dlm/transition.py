@@ -22,7 +22,7 @@ from spot_dlm.confidence import Resolution as Resolution
 from spot_dlm.confidence import measure as measure
 from spot_dlm.confidence import round_to as round_to
 from spot_dlm.noise import CoupledNoise, draw_each
-from spot_dlm.race import first_argmax
+from spot_dlm.race import descending, first_argmax
 from spot_dlm.state import BlockState
 
 Select = Literal["top", "threshold", "left_to_right", "leftmost_above"]
@@ -151,7 +151,8 @@ def filter_logits(logits: Float[Tensor, "m V"], top_k: int, top_p: float) -> Flo
     """Set logits outside top-k, then outside top-p, to minus infinity; ties keep the lower id; the best token always stays."""
     if not top_k and top_p >= 1:
         return logits
-    ordered, index = torch.sort(logits, dim=-1, descending=True, stable=True)
+    index = descending(logits)
+    ordered = logits.gather(-1, index)
     if 0 < top_k < logits.shape[-1]:
         ordered[..., top_k:] = -torch.inf
     if top_p < 1:
@@ -182,8 +183,8 @@ def propose(
         ValueError: if a logit is NaN or plus infinity, or a row has no finite logit.
     """
     count, logits = len(positions), logits.to(torch.float32)
-    if count == 1:  # a lone row would be summed in another order, as a reduction to a scalar
-        logits = logits.expand(2, -1)
+    # a lone row would be summed in another order, as a reduction to a scalar
+    logits = logits.expand(2, -1).contiguous() if count == 1 else logits.contiguous()
     tempered = temper(logits, sampling.temperature)
     filtered = filter_logits(tempered, sampling.top_k, sampling.top_p)
     top = first_argmax(tempered)  # and of `filtered`: the best token always stays

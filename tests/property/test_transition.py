@@ -11,9 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import unchecked
 
+from spot_dlm import transition
+from spot_dlm.confidence import measure
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.state import BlockState
-from spot_dlm.transition import Candidates, Sampling, UnmaskRule, commit, denoise, filter_logits, first_argmax, propose, select
+from spot_dlm.transition import (
+    Candidates,
+    Sampling,
+    Step,
+    UnmaskRule,
+    commit,
+    denoise,
+    denoise_many,
+    filter_logits,
+    first_argmax,
+    propose,
+    select,
+    step_noise,
+)
 
 SMALL = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 CONFIDENCES = ("probability", "max_probability", "margin", "entropy")
@@ -143,3 +158,131 @@ def test_filters_keep_the_best_tokens_and_break_ties_by_id(row, top_k, top_p):
         assert {v for v, k in enumerate(keep) if k} == set(order[:count]) and count >= 1
         assert count <= (top_k or len(values)) and (top_p < 1 or count == min(top_k or len(values), len(values)))
     assert torch.equal(filter_logits(logits, top_k, top_p)[kept], logits[kept])
+
+
+def plain_measure(source, tokens, confidence):
+    """`measure` in torch alone, as it runs on devices."""
+    top = source.amax(-1, keepdim=True)
+    at = torch.where(source == top, torch.arange(source.shape[-1]), source.shape[-1]).amin(-1, keepdim=True)
+    gaps = source - top
+    odds = gaps.exp().scatter_(-1, at, 0.0)
+    rest = odds.sum(dim=-1)
+    logp_top = -torch.log1p(rest)
+    if confidence == "probability":
+        rank = gaps.gather(-1, tokens[:, None])[:, 0] + logp_top
+        return rank, rank.exp()
+    if confidence == "max_probability":
+        return logp_top, logp_top.exp()
+    if confidence == "margin":
+        second = odds.amax(dim=-1)
+        return -(rest + second) / (1 + rest), (1 - second) / (1 + rest)
+    entropy = torch.where(odds > 0, odds * gaps, 0.0).sum(dim=-1) / (1 + rest) + logp_top
+    return entropy, entropy
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 7, 768, 5000])
+@pytest.mark.parametrize("confidence", CONFIDENCES)
+def test_compiled_confidence_has_the_bits_of_torch(vocab, confidence):
+    rng = np.random.default_rng(vocab)
+    for scale in (0.0, 1.0, 9.0, 500.0):
+        source = drawn(rng, 9, vocab, scale)
+        source[torch.from_numpy(rng.random(source.shape)) < 0.2] = -torch.inf
+        source[:, rng.integers(vocab)] = 0.5
+        tokens = torch.from_numpy(rng.integers(0, vocab, 9))
+        for ours, plain in zip(measure(source, tokens, confidence), plain_measure(source, tokens, confidence), strict=True):
+            assert torch.equal(ours.view(torch.int32), plain.view(torch.int32))
+
+
+def random_rule(rng):
+    confidence, select = str(rng.choice(CONFIDENCES)), str(rng.choice(("top", "threshold", "left_to_right", "leftmost_above")))
+    return UnmaskRule(
+        select,
+        int(rng.integers(1, 4)) if select in ("top", "left_to_right") else 1,
+        -0.6 if confidence == "entropy" else 0.6,
+        bool(rng.integers(2)),
+        confidence,
+        str(rng.choice(("raw", "tempered", "filtered"))),
+        str(rng.choice(("float32", "bfloat16"))),
+        noise_step=bool(rng.integers(2)) or (confidence == "probability" and select != "left_to_right"),
+    )
+
+
+SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.7), Sampling(1.0, top_p=0.9), Sampling(1.3, top_k=3, top_p=0.95)]
+
+
+def random_step(rng, rule, sampling, vocab):
+    length = int(rng.integers(1, 9))
+    canvas = np.where(rng.random(length) < 0.7, -1, 5)
+    canvas[rng.integers(length)] = -1
+    state = BlockState(int(rng.integers(5)), canvas, int(rng.integers(5)))
+    logits = drawn(rng, len(state.masked), vocab, float(rng.choice([0.5, 3.0, 20.0])))
+    logits[:, rng.integers(vocab)] = -torch.inf if vocab > 1 else 0.0
+    logits = logits.to(torch.bfloat16) if rng.integers(5) == 0 else logits
+    return Step(state, logits, rule, sampling, CoupledNoise(int(rng.integers(9)), int(rng.integers(9)), rule.noise_step))
+
+
+def one_by_one(step):
+    try:
+        return denoise(step.state, step.logits, step.rule, step.sampling, step.noise)
+    except ValueError as error:
+        return error
+
+
+def same(a, b):
+    if isinstance(a, ValueError) or isinstance(b, ValueError):
+        return str(a) == str(b)
+    return (a.before, a.state, a.positions.tolist(), a.tokens.tolist(), bits(a.candidates)) == (
+        b.before,
+        b.state,
+        b.positions.tolist(),
+        b.tokens.tolist(),
+        bits(b.candidates),
+    )
+
+
+@SMALL
+@given(st.integers(0, 2**32))
+def test_a_step_is_its_definition_with_all_noise_drawn(seed):
+    rng = np.random.default_rng(seed)
+    with unchecked():
+        step = random_step(rng, random_rule(rng), SAMPLINGS[rng.integers(len(SAMPLINGS))], int(rng.choice([1, 2, 9, 300])))
+        state = step.state
+        noise = step_noise(state, state.masked, step.logits.shape[-1], step.sampling, step.noise)
+        proposed = propose(state.masked, step.logits, step.rule, step.sampling, noise)
+        assert same(one_by_one(step), commit(state, proposed, step.rule))
+
+
+@SMALL
+@given(st.integers(0, 2**32), st.sampled_from([2**20, 40, 1]))
+def test_steps_together_are_those_one_by_one(seed, shared):
+    """Any mixture of rules, samplings, noises and vocabularies, to the bit, and broken logits stay with their own step."""
+    rng = np.random.default_rng(seed)
+    rules, samplings = [random_rule(rng) for _ in range(2)], [SAMPLINGS[i] for i in rng.integers(0, len(SAMPLINGS), 2)]
+    limit, transition._SHARED_LOGITS = transition._SHARED_LOGITS, shared
+    try:
+        with unchecked():
+            choices = [(rules[rng.integers(2)], samplings[rng.integers(2)], int(rng.choice([1, 9, 9, 300]))) for _ in range(12)]
+            steps = [random_step(rng, *choice) for choice in choices]
+            for i in rng.integers(0, len(steps), rng.integers(3)):
+                steps[i].logits[rng.integers(len(steps[i].logits))] = float(rng.choice([np.nan, np.inf, -np.inf]))
+            assert all(map(same, denoise_many(steps), map(one_by_one, steps)))
+    finally:
+        transition._SHARED_LOGITS = limit
+
+
+def test_an_error_of_one_step_is_its_own():
+    """With shape checks: two good steps, one broken one, and none at all."""
+    rng, rule = np.random.default_rng(0), UnmaskRule()
+    good, bad, more = (random_step(rng, rule, Sampling(1.0), 9) for _ in range(3))
+    bad.logits[-1, 3] = torch.nan
+    first, second, third = denoise_many([good, bad, more])
+    assert same(first, one_by_one(good)) and same(third, one_by_one(more))
+    assert isinstance(second, ValueError) and f"(block position {bad.state.masked[-1]})" in str(second)
+    assert denoise_many([]) == []
+
+
+def test_padding_between_rows_does_not_matter():
+    """Logits cut from a wider table, as padded vocabularies give them."""
+    wide = drawn(np.random.default_rng(1), 4, 80, 3.0)
+    state, rest = BlockState.initial(0, [], 4), (UnmaskRule(), Sampling(1.0, top_p=0.9), CoupledNoise(1, 1))
+    assert same(denoise(state, wide[:, :70], *rest), denoise(state, wide[:, :70].contiguous(), *rest))
