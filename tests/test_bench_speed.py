@@ -1,7 +1,10 @@
 """The speed benchmark: prompts of the right length, every method in turn, figures that add up, divergences that show."""
 
+import importlib
+import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,3 +143,19 @@ def test_methods() -> None:
     assert len(found) == 12 and [m.serves(0.0) for m in found].count(False) == 4 and all(m.serves(1.0) for m in found)
     with pytest.raises(ValueError, match="drafter='crystal' is unknown; choose one of order"):
         methods(["crystal"], [4])
+
+
+def test_accelerator_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    accelerator = importlib.import_module("accelerator")
+    with unchecked():
+        document = accelerator.main(["--tiny", "--device", "cpu", "--out", str(tmp_path / "a.json"), "--skip", "identity"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == json.loads((tmp_path / "a.json").read_text()) == document
+    assert document["sections"] == dict.fromkeys(("cost", "loop", "acceptance", "predicted", "speed"), "done") | {"identity": "skipped"}
+    kinds = {f["section"]: f["kind"] for f in document["figures"] if f["kind"] != "not in this version"}
+    assert kinds == {
+        "cost": "measured, random weights", "loop": "measured, random weights", "acceptance": "measured, trained",
+        "predicted": "predicted", "speed": "measured, trained",
+    }  # fmt: skip
+    assert [f["model"] for f in document["figures"] if f["kind"] == "not in this version"] == ["LLaDA-8B-shaped"]
+    assert all(f["ms"] > 0 for f in document["figures"] if "ms" in f) and all(f.get("identical", True) for f in document["figures"])
