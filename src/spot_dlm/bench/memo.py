@@ -44,7 +44,8 @@ class RowsOnDemand(MaskedLogits):
 class MemoPrefix:
     """The tokens of a prefix, and the target's own cache once a row had to be evaluated on it.
 
-    The own cache repeats the same prefill and the same commits: their rounding may differ from each other.
+    The own cache repeats the same prefill and the same commits: their rounding may differ from each other. `folded` are the complete
+    canvases of the last pass.
     """
 
     prefilled: Int64[np.ndarray, " P"]
@@ -52,6 +53,7 @@ class MemoPrefix:
     committed: list[Int64[np.ndarray, " L"]] = field(default_factory=list)
     own: Prefix | None = None
     num_own: int = 0
+    folded: frozenset[bytes] = frozenset()
 
     @property
     def length(self) -> int:
@@ -93,13 +95,19 @@ class MemoTarget:
         """Note the prompt's complete blocks; the real target sees them when a row needs it."""
         return MemoPrefix(token_ids.copy(), block_length)
 
-    def commit(self, prefix: Prefix, token_ids: Int64[np.ndarray, " L"]) -> None:
-        """Note a complete block."""
-        _noted(prefix).committed.append(token_ids.copy())
+    def commit(self, prefix: Prefix, token_ids: Int64[np.ndarray, " L"]) -> int:
+        """Note a complete block; no pass is counted if the last one held it as a complete canvas, whether it was looked up or not."""
+        noted = _noted(prefix)
+        passes = int(token_ids.tobytes() not in noted.folded)
+        noted.committed.append(token_ids.copy())
+        noted.folded = frozenset()
+        return passes
 
     def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> RowsOnDemand:
         """Return logits that are looked up, or evaluated, when they are read."""
         noted = _noted(prefix)
+        masked = (canvases == MASKED).sum(axis=1)
+        noted.folded = frozenset(canvas.tobytes() for canvas in canvases[masked == 0])
         key, at = noted.key, len(noted.committed)
 
         def rows(indices: Sequence[int]) -> list[Float[Tensor, "m V"]]:
@@ -112,7 +120,7 @@ class MemoTarget:
                 self._rows |= {where: found.of(n) for n, where in enumerate(unknown)}
             return [self._rows[where] for where in wanted]
 
-        return RowsOnDemand((canvases == MASKED).sum(axis=1).tolist(), rows)
+        return RowsOnDemand(np.where(masked == 0, canvases.shape[1], masked).tolist(), rows)
 
     def _evaluate(self, noted: MemoPrefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
         if noted.own is None:

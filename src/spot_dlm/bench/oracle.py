@@ -32,16 +32,21 @@ class Oracle:
         return cls({(t.before.block, t.before.step): t.positions for t in standard.transitions})
 
     def draft(self, context: DraftContext, budget: int) -> DraftGraph:
-        """Fill the true positions with stale tokens, drawn with the coupled noise of their depth, until nothing is left."""
-        builder = GraphBuilder(context.root, budget)
+        """Fill the true positions with stale tokens, drawn with the coupled noise of their depth, until nothing is left.
+
+        The complete block is a guess too where that is allowed.
+        """
+        builder = GraphBuilder(context.root, budget, context.crosses)
         state, node = context.root, 0
-        depths = min(budget, len(state.masked)) - 1
+        depths = min(budget - 1, len(state.masked) - (not context.crosses))
         for candidates in stale_candidates(context, depths, coupled=True):
             positions = self.order.get((state.block, state.step))
             if positions is None or not np.isin(positions, state.masked).all():
                 break
             tokens = candidates.tokens[np.searchsorted(candidates.positions, positions)]
             state = state.commit(positions, tokens)
+            if state.is_complete and not context.stop_ids.isdisjoint(state.canvas[context.root.masked].tolist()):
+                break
             added = builder.add(node, state, 1.0)
             if added is None:
                 break
