@@ -30,21 +30,22 @@ POOL = 10 / 3
 """Nodes that pruning chooses from, for each that it keeps; 10 and 3 in the paper."""
 
 
-def fitting(graph: RankGraph, masked: int) -> Int64[np.ndarray, " n"]:
-    """Return the nodes that fit a root with so many masked positions: no higher rank, and not the complete block."""
-    return np.flatnonzero((graph.highest <= masked) & (graph.levels < masked))
+def fitting(graph: RankGraph, masked: int, crosses: bool = False) -> Int64[np.ndarray, " n"]:
+    """Return the nodes that fit a root with so many masked positions: no higher rank, and the complete block only where guesses cross."""
+    return np.flatnonzero((graph.highest <= masked) & (graph.levels < masked + crosses))
 
 
 @dataclass(frozen=True)
 class Plan:
     """The nodes of a graph that fit a root: their numbers in the graph and one entry for every pair of every node.
 
-    `levels` and `share` are those of the nodes, `edges` as in RankGraph with the plan's own numbers.
+    `levels` and `share` are those of the nodes, `edges` as in RankGraph with the plan's own numbers, `rows` what a node takes of a budget.
     """
 
     depths: int
     levels: Int64[np.ndarray, " n"]
     share: Float64[np.ndarray, " n"]
+    rows: Int64[np.ndarray, " n"]
     edges: Int64[np.ndarray, "E 2"]
     node: Int64[np.ndarray, " P"]
     rank: Int64[np.ndarray, " P"]
@@ -53,27 +54,53 @@ class Plan:
     starts: Int64[np.ndarray, " n"]
 
     @classmethod
-    def of(cls, graph: RankGraph, masked: int, count: int) -> "Plan":
+    def of(cls, graph: RankGraph, masked: int, count: int, crosses: bool = False) -> "Plan":
         """Return the plan for a root with so many masked positions.
 
         Nodes after the first `count` stay as substitutes for nodes without a token, as far as they look no further ahead.
         """
-        fit = fitting(graph, masked)
+        fit = fitting(graph, masked, crosses)
         depths = int(graph.levels[fit[:count]].max()) if len(fit) and count else 0
         fit = fit[graph.levels[fit] <= depths] if depths else fit[:0]
         number = np.full(len(graph) + 1, -1, dtype=np.int64)
         number[0] = 0
         number[fit + 1] = np.arange(1, len(fit) + 1)
         edges = number[graph.edges]
+        edges = edges[(edges >= 0).all(axis=1)]
         levels = graph.levels[fit]
         entries = [(n, i - 1, j - 1, d) for n, at in enumerate(fit.tolist()) for d, (i, j) in enumerate(graph.nodes[at])]
         node, rank, token, depth = np.array(entries, dtype=np.int64).reshape(-1, 4).T
         share = np.array([graph.counts[n] for n in fit], dtype=np.float64) / max(graph.states, 1)
         starts = np.cumsum(levels) - levels
-        return cls(depths, levels, share, edges[(edges >= 0).all(axis=1)], node, rank, token, depth, starts)
+        complete = levels == masked
+        share[complete] = _arriving(share, edges, complete)
+        return cls(depths, levels, share, 1 + complete, edges, node, rank, token, depth, starts)
 
     def __len__(self) -> int:
         return len(self.levels)
+
+
+def _arriving(
+    share: Float64[np.ndarray, " n"], edges: Int64[np.ndarray, "E 2"], complete: Bool[np.ndarray, " n"]
+) -> Float64[np.ndarray, " k"]:
+    """Return the share of states that come to each complete block: counts are those of larger roots, where the last commit was not sure.
+
+    Whatever comes to a parent goes on to the complete blocks below it, to each by its own share.
+    """
+    own, below = np.concatenate(([1.0], share)), np.concatenate(([False], complete))
+    last = edges[below[edges[:, 1]]]
+    total, found = np.zeros(len(own)), np.zeros(len(own))
+    np.add.at(total, last[:, 0], own[last[:, 1]])
+    np.add.at(found, last[:, 1], own[last[:, 0]] * own[last[:, 1]] / np.maximum(total[last[:, 0]], 1e-9))
+    return np.clip(found, own, 1)[1:][complete]
+
+
+def within(nodes: Int64[np.ndarray, " k"], rows: Int64[np.ndarray, " n"], budget: int) -> Int64[np.ndarray, " j"]:
+    """Return the first nodes whose rows fit a budget; a single row that is left goes to the next node of one row."""
+    spent = np.cumsum(rows[nodes])
+    count = int(np.searchsorted(spent, budget, side="right"))
+    left = budget - (int(spent[count - 1]) if count else 0)
+    return np.concatenate((nodes[:count], nodes[count:][rows[nodes[count:]] <= left][:left]))
 
 
 @dataclass(frozen=True)
@@ -89,7 +116,7 @@ class Calibrated:
     graphs: GraphTable
     pruned: bool = False
     coupled: bool = True
-    _plans: dict[tuple[str, bool, int, int, int], Plan] = field(default_factory=dict, repr=False, compare=False)
+    _plans: dict[tuple[str, bool, int, int, int, bool], Plan] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -110,11 +137,14 @@ class Calibrated:
         shown = np.minimum(plan.depth, len(tokens) - 1)
         filled = tokens[shown, plan.rank, plan.token]
         usable = np.logical_and.reduceat(filled >= 0, plan.starts)
+        if context.crosses:
+            ends = np.isin(filled, np.array(sorted(context.stop_ids), dtype=np.int64))
+            usable &= (plan.rows == 1) | ~np.logical_or.reduceat(ends, plan.starts)
         if self.pruned:
             local = np.add.reduceat(logp[shown, plan.rank, plan.token], plan.starts) / plan.levels
             chosen = best_connected(plan, local, usable, budget - 1)
         else:
-            chosen = np.flatnonzero(usable)[: budget - 1]
+            chosen = within(np.flatnonzero(usable), plan.rows, budget - 1)
         canvases = np.tile(root.canvas, (len(plan) + 1, 1))
         canvases[plan.node + 1, positions[plan.rank]] = filled
         number = np.full(len(plan) + 1, -1, dtype=np.int64)
@@ -133,15 +163,16 @@ class Calibrated:
     def _plan(self, context: DraftContext, budget: int) -> Plan:
         rule, sampled = describe(context.rule), context.sampling.temperature > 0
         masked, length = len(context.root.masked), len(context.root.canvas)
-        key = (rule, sampled, length, masked, budget)
+        crosses = context.crosses
+        key = (rule, sampled, length, masked, budget, crosses)
         if key not in self._plans:
             graph = self.graphs.find(rule, sampled, self.coupled or not sampled, length)
             count = budget - 1
             if self.pruned:
-                pool = fitting(graph, masked)[: round(count * POOL)]
+                pool = fitting(graph, masked, crosses)[: round(count * POOL)]
                 graph = RankGraph(tuple(graph.nodes[n] for n in pool), tuple(graph.counts[n] for n in pool), graph.states)
                 count = len(pool)
-            self._plans[key] = Plan.of(graph, masked, count)
+            self._plans[key] = Plan.of(graph, masked, count, crosses)
         return self._plans[key]
 
     def _stale(
@@ -182,8 +213,8 @@ def _order(
     return chain_order(ranks[None, :-1], ranks[-1:], np.ones((1, len(positions)), dtype=np.bool_))[0]
 
 
-def best_connected(plan: Plan, local: Float64[np.ndarray, " n"], usable: Bool[np.ndarray, " n"], count: int) -> Int64[np.ndarray, " k"]:
-    """Return at most `count` nodes, best first, each with a chosen parent, by the paper's score.
+def best_connected(plan: Plan, local: Float64[np.ndarray, " n"], usable: Bool[np.ndarray, " n"], budget: int) -> Int64[np.ndarray, " k"]:
+    """Return nodes of at most `budget` rows, the best ones that each have a chosen parent, by the paper's score.
 
     A node's score is the geometric mean of its local score (log-probability `local`) and its children's scores, from the last level up.
     """
@@ -212,8 +243,10 @@ def best_connected(plan: Plan, local: Float64[np.ndarray, " n"], usable: Bool[np
             if found not in seen:
                 seen.add(found)
                 heappush(heap, (-values[found], found))
-        if not heap or len(chosen) >= count:
+        if not heap or not budget:
             break
         node = heappop(heap)[1]
-        chosen.append(node - 1)
+        if plan.rows[node - 1] <= budget:  # a complete block, which nothing follows, may not fit
+            chosen.append(node - 1)
+            budget -= int(plan.rows[node - 1])
     return np.sort(np.array(chosen, dtype=np.int64))
