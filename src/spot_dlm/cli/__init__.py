@@ -23,7 +23,7 @@ from spot_dlm.cli.calibrate import calibrate
 from spot_dlm.cli.demo import demo
 from spot_dlm.cli.generate import generate
 from spot_dlm.cli.info import info
-from spot_dlm.cli.show import COMMAND
+from spot_dlm.cli.show import COMMAND, one_line
 from spot_dlm.cli.trace import trace
 from spot_dlm.cli.train import train
 from spot_dlm.cli.verify import verify
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         code = 2
         expected = isinstance(error, (ValueError, OSError, RuntimeError, MemoryError))
-        _say(_one_line(error) if expected else f"{type(error).__name__}: {_one_line(error)} (SPOT_DEBUG=1 shows where)")
+        _say(one_line(error) if expected else f"{type(error).__name__}: {one_line(error)} (SPOT_DEBUG=1 shows where)")
     if code:
         _silence_stdout()
     sys.exit(code)
@@ -110,12 +110,6 @@ def _run(arguments: list[str]) -> int:
         where = failed.command_path if failed is not None else "spot"
         raise ValueError(f"{error.format_message().rstrip('.')} (see '{where} --help')") from error
     return 0
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _say(message: str) -> None:

@@ -18,7 +18,7 @@ from spot_dlm.batch import MAX_REQUESTS, Failed, Request, decode_batch
 from spot_dlm.cli import options as o
 from spot_dlm.cli.canvas import Canvas
 from spot_dlm.cli.jsonl import PromptLine, ResultFile, read_prompts
-from spot_dlm.cli.show import progress_bar, provenance, stats_table, stderr_console
+from spot_dlm.cli.show import one_line, progress_bar, provenance, stats_table, stderr_console
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.sequence import Finished, Result, check_prompt
@@ -109,7 +109,7 @@ def generate(
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))
     guess = o.open_drafter(drafter, target.spec, files, lambda text: console.print(f"spot: {text}", highlight=False))
     jobs = [prepare(target, line, params) for line in lines]
-    settings = provenance(target, params) | {"drafter": guess.name, "nodes": nodes, "raw": raw, "strict": strict}
+    settings = provenance(target, params) | {"drafter": guess.name, "nodes": params.nodes, "raw": raw, "strict": strict}
     with ExitStack() as stack:
         file = None if out is None else stack.enter_context(ResultFile(out, settings, overwrite))
         run = _Run(target, guess, file, samples, together, console, watch, quiet=as_json)
@@ -120,7 +120,9 @@ def generate(
         summary: dict[str, Any] = {"settings": settings, "counts": run.counts.to_dict(), "skipped": run.num_skipped}
         print(json.dumps(summary | ({"results": rows} if out is None else {"out": str(out), "done": run.num_done})))
     if run.failed:
-        raise ValueError(f"{len(run.failed)} of {len(run.failed) + run.num_done} decodes failed: {run.failed[0]}")
+        total = len(run.failed) + run.num_done
+        message = run.failed[0] if total == 1 else f"{len(run.failed)} of {total} decodes failed: {run.failed[0]}"
+        raise ValueError(message) from run.cause
 
 
 def _prompt_lines(prompt: str | None, prompts: Path | None, console: Console) -> list[PromptLine]:
@@ -186,9 +188,11 @@ class _Run:
     ) -> None:
         self._target, self._drafter, self._file, self._samples, self._batch = target, drafter, file, samples, batch
         self.failed: list[str] = []
+        self.cause: Exception | None = None
         self._console, self._watch, self._quiet = console, watch, quiet
         self.counts = Counts()
-        self.num_done = self.num_skipped = 0
+        self.num_done = self.num_skipped = self._num_printed = 0
+        self._texts: dict[int, str] = {}
 
     def all(self, jobs: list[Job], as_lines: bool) -> list[dict[str, Any]]:
         """Decode what is not finished yet; return the rows where no file keeps them."""
@@ -205,15 +209,20 @@ class _Run:
                 for row in self._rows(todo):
                     if self._file is not None:
                         self._file.append(row)
-                    elif not self._quiet:
-                        self._print(row, as_lines)
-                    else:
+                    elif self._quiet:
                         rows.append(row)
+                    elif as_lines:
+                        print(json.dumps(row, ensure_ascii=False), flush=True)
+                    else:
+                        self._texts[row["sample"]] = row["text"]
+                        self._print_texts()
                     self.num_done += 1
                     advance(row["counts"]["tokens"])
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self._farewell(total)) from None
-        return rows
+        finally:
+            self._print_texts(all_of_them=True)
+        return sorted(rows, key=lambda row: row["sequence"])
 
     def _todo(self, jobs: list[Job]) -> Iterator[tuple[Job, int]]:
         for job in jobs:
@@ -235,8 +244,10 @@ class _Run:
                     title = f"{job.line.id} · sample {sample}" if len(todo) > 1 else ""
                     canvas = stack.enter_context(Canvas(self._target, self._console, title))
                 if isinstance(event, Failed):
-                    self.failed.append(f"{job.line.where}: {event.error}")
-                    self._console.print(f"spot: {self.failed[-1]}", markup=False, highlight=False, soft_wrap=True)
+                    self.failed.append(f"{job.line.where}: {one_line(event.error)}")
+                    self.cause = self.cause or event.error
+                    if len(todo) > 1:
+                        self._console.print(f"spot: {self.failed[-1]}", markup=False, highlight=False, soft_wrap=True)
                 elif canvas is not None:
                     canvas.show(event)
                 if isinstance(event, Finished | Failed):
@@ -253,11 +264,12 @@ class _Run:
         row |= {"num_prompt_tokens": len(job.prompt_ids), "counts": result.counts.to_dict()}
         return row | ({"overrides": job.line.overrides} if job.line.overrides else {})
 
-    def _print(self, row: dict[str, Any], as_lines: bool) -> None:
-        if as_lines:
-            print(json.dumps(row, ensure_ascii=False), flush=True)
-        else:
-            print(("\n" if row["sample"] else "") + row["text"], flush=True)
+    def _print_texts(self, all_of_them: bool = False) -> None:
+        """Print the samples of one prompt in order, each once those before it are there, at the end whatever is left."""
+        while self._texts and (all_of_them or self._num_printed in self._texts):
+            sample = min(self._texts)
+            print(("\n" if self._num_printed else "") + self._texts.pop(sample), flush=True)
+            self._num_printed = sample + 1
 
     def _farewell(self, total: int) -> str:
         done = self.num_done + self.num_skipped

@@ -48,6 +48,13 @@ def stderr_console() -> Console:
     return Console(file=cast(IO[str], _Stderr()))
 
 
+def one_line(error: BaseException) -> str:
+    """Return what went wrong in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def provenance(target: Target, params: DecodeParams) -> dict[str, Any]:
     """Return what decides the tokens: model, device, versions, rule, sampling, lengths."""
     spec = target.spec
