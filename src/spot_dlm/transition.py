@@ -7,7 +7,7 @@ Example: `denoise(state, logits, UnmaskRule(), Sampling(temperature=1.0), Couple
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal, get_args
@@ -31,10 +31,6 @@ Source = Literal["raw", "tempered", "filtered"]
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e4
 """Below the first, logits divided by the temperature overflow float32 (use 0); above the second every token is as likely."""
-
-
-_SHARED_LOGITS = 2**20
-"""Logits that several steps measure together at most: beyond, what a call costs is nothing to what its memory does."""
 
 
 def _require(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -180,30 +176,39 @@ def propose(
     Rows are independent of each other to the bit. `noise` holds its values or draws with them; it is None exactly at temperature 0.
 
     Raises:
-        ValueError: if a logit is NaN or plus infinity, or a row has no finite logit.
+        ValueError: if a logit is NaN or plus infinity, a row has no finite logit, or rows are missing.
     """
-    count, logits = len(positions), logits.to(torch.float32)
-    # a lone row would be summed in another order, as a reduction to a scalar
-    logits = logits.expand(2, -1).contiguous() if count == 1 else logits.contiguous()
+    if len(logits) != len(positions):
+        raise ValueError(f"the target gave {len(logits)} rows of logits for {len(positions)} masked positions")
+    logits, lone = logits.to(torch.float32).contiguous(), len(positions) == 1
+    if lone:  # it would be summed in another order, as a reduction to a scalar
+        logits = logits.repeat(2, 1)
     tempered = temper(logits, sampling.temperature)
     filtered = filter_logits(tempered, sampling.top_k, sampling.top_p)
-    top = first_argmax(tempered)  # and of `filtered`: the best token always stays
-    if int(top.max()) >= logits.shape[-1]:
+    top = tokens = first_argmax(tempered)  # and of `filtered`: the best token always stays
+    if callable(noise):
+        tokens = noise(positions, filtered[:1], top[:1]).expand(2) if lone else noise(positions, filtered, top)
+    elif noise is not None:
+        tokens = first_argmax(filtered - noise)
+    if int(tokens.max()) >= logits.shape[-1]:
         raise ValueError(_bad_logits(positions, logits))
-    tokens = top
-    if noise is not None:
-        own = filtered[:count]
-        tokens = noise(positions, own, top[:count]) if callable(noise) else first_argmax(score_tokens(logits[:count], own, noise))
-        tokens = tokens.expand(len(logits))
     source = {"raw": logits, "tempered": tempered, "filtered": filtered}[rule.source]
     known = top if rule.source != "raw" or tempered is logits else None
-    fine, natural = measure(source, tokens, rule.confidence, known)
-    natural = round_to(natural, rule.resolution)
-    rank = fine if rule.resolution == "float32" else natural
-    table = torch.stack((rank, natural, fine))[:, :count].cpu().numpy()
-    if np.isnan(table).any():
+    ids, fine, natural = _on_host(len(positions), tokens, *measure(source, tokens, rule.confidence, known), rule.resolution)
+    if math.isnan(fine[fine.argmax()]):  # which finds NaN first
         raise ValueError(_bad_logits(positions, logits))
-    return Candidates(positions, tokens[:count].cpu().numpy(), *table)
+    return Candidates(positions, ids, fine if rule.resolution == "float32" else natural, natural, fine)
+
+
+def _on_host(
+    count: int, tokens: Int64[Tensor, " m"], fine: Float32[Tensor, " m"], natural: Float32[Tensor, " m"], resolution: Resolution
+) -> tuple[Int64[np.ndarray, " n"], Float32[np.ndarray, " n"], Float32[np.ndarray, " n"]]:
+    """Return the first `count` tokens and confidences, the natural ones rounded."""
+    natural = round_to(natural, resolution)
+    if fine.device.type == "cpu":
+        return tokens.numpy()[:count], fine.numpy()[:count], natural.numpy()[:count]
+    table = torch.stack((fine, natural))[:, :count].cpu().numpy()  # one copy for both
+    return tokens[:count].cpu().numpy(), table[0], table[1]
 
 
 def _bad_logits(positions: Int64[np.ndarray, " m"], logits: Float[Tensor, "m V"]) -> str:
@@ -245,63 +250,8 @@ def denoise(state: BlockState, logits: Float[Tensor, "m V"], rule: UnmaskRule, s
     Raises:
         ValueError: for logits that decide nothing (see `propose`).
     """
-    return commit(state, _proposed([Step(state, logits, rule, sampling, noise)]), rule)
-
-
-@dataclass(frozen=True)
-class Step:
-    """The arguments of one `denoise`."""
-
-    state: BlockState
-    logits: Float[Tensor, "m V"]
-    rule: UnmaskRule
-    sampling: Sampling
-    noise: CoupledNoise
-
-
-def denoise_many(steps: Sequence[Step]) -> list[Transition | ValueError]:
-    """Apply `denoise` to each of several steps, equal to the bit, in few calls: those with equal parameters are measured together.
-
-    A step whose logits decide nothing gives its error and leaves the others alone.
-    """
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for i, step in enumerate(steps):
-        drawn = step.sampling.temperature, step.sampling.top_k, step.sampling.top_p
-        groups.setdefault((step.rule, *drawn, step.logits.shape[-1], step.logits.device), []).append(i)
-    out: dict[int, Transition | ValueError] = {}
-    for group in groups.values():
-        out |= zip(group, _denoise_alike([steps[i] for i in group]), strict=True)
-    return [out[i] for i in range(len(steps))]
-
-
-def _denoise_alike(steps: list[Step]) -> Iterator[Transition | ValueError]:
-    """Apply steps of equal parameters: half by half where they are too large to share a call, or one of them fails."""
-    count, rows = len(steps), sum(len(s.state.masked) for s in steps)
-    if count == 1 or rows * steps[0].logits.shape[-1] <= _SHARED_LOGITS:
-        try:
-            candidates, begin = _proposed(steps), 0
-        except ValueError as error:
-            if count == 1:
-                yield error
-                return
-        else:
-            for step in steps:
-                end = begin + len(step.state.masked)
-                yield commit(step.state, candidates.take(slice(begin, end)), step.rule)
-                begin = end
-            return
-    yield from _denoise_alike(steps[: count // 2])
-    yield from _denoise_alike(steps[count // 2 :])
-
-
-def _proposed(steps: list[Step]) -> Candidates:
-    """Return the candidates of steps with equal parameters, one after the other."""
-    states = [s.state for s in steps]
-    positions = states[0].masked if len(steps) == 1 else np.concatenate([s.masked for s in states])
-    logits = steps[0].logits if len(steps) == 1 else torch.cat([s.logits for s in steps])
-    draws = [(s.noise, s.state.block, s.state.step, len(s.state.masked)) for s in steps]
-    sampled = steps[0].sampling.temperature > 0
-    return propose(positions, logits, steps[0].rule, steps[0].sampling, partial(draw_each, draws) if sampled else None)
+    draw = partial(draw_each, [(noise, state.block, state.step, len(state.masked))]) if sampling.temperature > 0 else None
+    return commit(state, propose(state.masked, logits, rule, sampling, draw), rule)
 
 
 def commit(state: BlockState, candidates: Candidates, rule: UnmaskRule) -> Transition:

@@ -6,14 +6,72 @@ pass gets, never what is visited. Knows nothing of targets and drafters.
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from spot_dlm.draft_graph import DraftGraph
-from spot_dlm.noise import CoupledNoise
+from spot_dlm.noise import CoupledNoise, draw_each
 from spot_dlm.state import BlockState
-from spot_dlm.transition import Sampling, Step, Transition, UnmaskRule, denoise_many
+from spot_dlm.transition import Sampling, Transition, UnmaskRule, commit, denoise, propose
+
+_SHARED_LOGITS = 2**20
+"""Logits that several steps measure together at most: beyond, what a call costs is nothing to what its memory does."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The arguments of one `denoise`."""
+
+    state: BlockState
+    logits: Float[Tensor, "m V"]
+    rule: UnmaskRule
+    sampling: Sampling
+    noise: CoupledNoise
+
+
+def denoise_many(steps: Sequence[Step]) -> list[Transition | ValueError]:
+    """Apply `denoise` to each of several steps, equal to the bit, in few calls: those with equal parameters are measured together.
+
+    A step whose logits decide nothing gives its error and leaves the others alone.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i, step in enumerate(steps):
+        drawn = step.sampling.temperature, step.sampling.top_k, step.sampling.top_p
+        missing = len(step.state.masked) - len(step.logits)  # rows of a broken target, which must not shift others
+        groups.setdefault((step.rule, *drawn, missing, step.logits.shape[-1], step.logits.device), []).append(i)
+    out: dict[int, Transition | ValueError] = {}
+    for group in groups.values():
+        out |= zip(group, _denoise_alike([steps[i] for i in group]), strict=True)
+    return [out[i] for i in range(len(steps))]
+
+
+def _denoise_alike(steps: list[Step]) -> list[Transition | ValueError]:
+    """Apply steps of equal parameters: half by half where they are too large to share a call, or one of them fails."""
+    try:
+        if len(steps) == 1:
+            return [denoise(s.state, s.logits, s.rule, s.sampling, s.noise) for s in steps]
+        if sum(s.logits.numel() for s in steps) <= _SHARED_LOGITS:
+            return _denoise_together(steps)
+    except ValueError as error:
+        if len(steps) == 1:
+            return [error]
+    half = len(steps) // 2
+    return _denoise_alike(steps[:half]) + _denoise_alike(steps[half:])
+
+
+def _denoise_together(steps: list[Step]) -> list[Transition | ValueError]:
+    """Propose for all steps in one call, one after the other in its rows."""
+    rule, sampling = steps[0].rule, steps[0].sampling
+    masked = [s.state.masked for s in steps]
+    drawings = [(s.noise, s.state.block, s.state.step, len(m)) for s, m in zip(steps, masked, strict=True)]
+    draw = partial(draw_each, drawings) if sampling.temperature > 0 else None
+    candidates = propose(np.concatenate(masked), torch.cat([s.logits for s in steps]), rule, sampling, draw)
+    ends = np.cumsum([len(m) for m in masked]).tolist()
+    return [commit(s.state, candidates.take(slice(e - len(m), e)), rule) for s, m, e in zip(steps, masked, ends, strict=True)]
 
 
 @dataclass(frozen=True)

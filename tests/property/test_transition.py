@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,24 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import unchecked
 
-from spot_dlm import transition
+from spot_dlm import verify
 from spot_dlm.confidence import measure
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.state import BlockState
 from spot_dlm.transition import (
     Candidates,
     Sampling,
-    Step,
     UnmaskRule,
     commit,
     denoise,
-    denoise_many,
     filter_logits,
     first_argmax,
     propose,
     select,
     step_noise,
 )
+from spot_dlm.verify import Step, denoise_many
 
 SMALL = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 CONFIDENCES = ("probability", "max_probability", "margin", "entropy")
@@ -258,7 +258,7 @@ def test_steps_together_are_those_one_by_one(seed, shared):
     """Any mixture of rules, samplings, noises and vocabularies, to the bit, and broken logits stay with their own step."""
     rng = np.random.default_rng(seed)
     rules, samplings = [random_rule(rng) for _ in range(2)], [SAMPLINGS[i] for i in rng.integers(0, len(SAMPLINGS), 2)]
-    limit, transition._SHARED_LOGITS = transition._SHARED_LOGITS, shared
+    limit, verify._SHARED_LOGITS = verify._SHARED_LOGITS, shared
     try:
         with unchecked():
             choices = [(rules[rng.integers(2)], samplings[rng.integers(2)], int(rng.choice([1, 9, 9, 300]))) for _ in range(12)]
@@ -267,7 +267,7 @@ def test_steps_together_are_those_one_by_one(seed, shared):
                 steps[i].logits[rng.integers(len(steps[i].logits))] = float(rng.choice([np.nan, np.inf, -np.inf]))
             assert all(map(same, denoise_many(steps), map(one_by_one, steps)))
     finally:
-        transition._SHARED_LOGITS = limit
+        verify._SHARED_LOGITS = limit
 
 
 def test_an_error_of_one_step_is_its_own():
@@ -279,6 +279,16 @@ def test_an_error_of_one_step_is_its_own():
     assert same(first, one_by_one(good)) and same(third, one_by_one(more))
     assert isinstance(second, ValueError) and f"(block position {bad.state.masked[-1]})" in str(second)
     assert denoise_many([]) == []
+
+
+def test_missing_rows_do_not_shift_those_of_others():
+    rng, rule = np.random.default_rng(0), UnmaskRule()
+    good, more = (random_step(rng, rule, Sampling(1.0), 9) for _ in range(2))
+    short, long = replace(good, logits=good.logits[1:]), replace(good, logits=good.logits.repeat(2, 1))
+    with unchecked():
+        first, second, third = denoise_many([short, more, long])
+        assert same(second, one_by_one(more))
+        assert all("rows of logits" in str(e) and same(e, one_by_one(step)) for e, step in ((first, short), (third, long)))
 
 
 def test_padding_between_rows_does_not_matter():
