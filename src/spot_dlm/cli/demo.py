@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from spot_dlm.budget import Budget
 from spot_dlm.cli import options as o
 from spot_dlm.cli.canvas import Canvas
 from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
@@ -21,6 +22,7 @@ from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.sequence import Event
 from spot_dlm.tasks import FAMILY_TASKS, TaskPrompt, grade, load_prompts
+from spot_dlm.tune import budget_for
 
 _GRADES = {True: "right", False: "wrong", None: "free text"}
 
@@ -48,6 +50,8 @@ def demo(
 ) -> None:
     """Decode one held-out prompt of every family plainly and speculatively, and compare: same tokens, same order, fewer passes.
 
+    In the table, rows are the states that a speculative pass evaluates on average.
+
     \b
     Examples:
       spot demo
@@ -62,15 +66,17 @@ def demo(
     target = o.open_target("shipped", o.TargetOptions(threads=threads))
     spec = target.spec
     guess = o.open_drafter(drafter, spec, o.DrafterFiles(), lambda text: console.print(text, highlight=False))
-    generate(target, prompts[0].prompt, guess, replace(params, max_new_tokens=2 * spec.block_length))  # compiled code is loaded untimed
+    budget = budget_for(target, guess, params)  # measured, and compiled code loaded, before any time is taken
+    generate(target, prompts[0].prompt, guess, replace(params, max_new_tokens=2 * spec.block_length), budget)
+    meant = "as many nodes as pay by the measured cost of a pass" if params.nodes == "auto" else f"{params.nodes} nodes"
     console.print(
         f"The shipped model ({spec.num_parameters / 1e6:.1f}M parameters, blocks of {spec.block_length}, {spec.device}), drafter "
-        f"{guess.name}, {nodes} nodes, temperature {temperature:g}: every prompt plainly, then speculatively.",
+        f"{guess.name}, {meant}, temperature {temperature:g}: every prompt plainly, then speculatively.",
         highlight=False,
     )
     shown = []
     for i, prompt in enumerate(prompts):
-        shown.append(_compare(target, prompt, guess, params, console if i == 0 and console.is_terminal else None))
+        shown.append(_compare(target, prompt, guess, params, budget, console if i == 0 and console.is_terminal else None))
         _print(console, shown[-1])
     console.print(_table(shown))
     console.print(_verdict(shown), style="bold", highlight=False)
@@ -85,7 +91,7 @@ def _prompt(name: str, number: int) -> TaskPrompt:
     return found[-1]
 
 
-def _compare(target: Target, prompt: TaskPrompt, drafter: Drafter, params: DecodeParams, live: Console | None) -> _Shown:
+def _compare(target: Target, prompt: TaskPrompt, drafter: Drafter, params: DecodeParams, budget: Budget, live: Console | None) -> _Shown:
     began = perf_counter()
     standard = standard_trajectory(target, prompt.prompt, params)
     between = perf_counter()
@@ -97,7 +103,7 @@ def _compare(target: Target, prompt: TaskPrompt, drafter: Drafter, params: Decod
                 canvas.show(event)
             return event
 
-        speculative = Trajectory.of(map(watched, decode_steps(target, prompt.prompt, drafter, params)))
+        speculative = Trajectory.of(map(watched, decode_steps(target, prompt.prompt, drafter, params, budget)))
     ended = perf_counter()
     divergence = first_divergence(standard, speculative, params.rule)
     if divergence is not None:
@@ -120,13 +126,13 @@ def _table(shown: list[_Shown]) -> Table:
     table = Table(
         box=box.SIMPLE, pad_edge=False, collapse_padding=True, title="decoding passes (nfe), standard and speculative", title_justify="left"
     )
-    for title in ("family", "answer", "tokens", "standard", "speculative", "fewer", "tpf", "identical"):
+    for title in ("family", "answer", "tokens", "standard", "speculative", "fewer", "rows", "identical"):
         table.add_column(title, justify="left" if title in ("family", "answer") else "right")
     for s in shown:
         one, two = s.standard.result.counts, s.speculative.result.counts
         table.add_row(
             s.task.family, _GRADES[s.grade], str(two.tokens), str(one.nfe), str(two.nfe), f"{one.nfe / two.nfe:.2f}x",
-            f"{two.tpf:.2f}", "yes" if s.divergence is None else "NO",
+            f"{two.rows / two.nfe:.1f}", "yes" if s.divergence is None else "NO",
         )  # fmt: skip
     return table
 

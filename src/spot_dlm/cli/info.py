@@ -73,6 +73,7 @@ def _facts(target: Target) -> dict[str, Any]:
             "rule": o.DEFAULT_RULE,
             "max_new_tokens": o.MAX_NEW_TOKENS,
         },
+        "drafts_across_blocks": spec.crosses,
         "rows_independent": rows_are_independent(target),
         "versions": {"spot": spot_dlm.__version__, "torch": torch.__version__},
     }
