@@ -159,3 +159,28 @@ def test_accelerator_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     }  # fmt: skip
     assert [f["model"] for f in document["figures"] if f["kind"] == "not in this version"] == ["LLaDA-8B-shaped"]
     assert all(f["ms"] > 0 for f in document["figures"] if "ms" in f) and all(f.get("identical", True) for f in document["figures"])
+
+
+def test_growth_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    growth = importlib.import_module("growth")
+    monkeypatch.setattr(growth, "QUICK_AXES", {"nodes": (1, 2, 4), "batch": (1, 2)})
+    with unchecked():
+        growth.main(["--quick", "--out", str(tmp_path / "g.json"), "--plot", str(tmp_path / "g.png")])
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document == json.loads((tmp_path / "g.json").read_text()) and (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
+    assert [(r["axis"], r["value"], r["rows"]) for r in document["rows"]] == [
+        ("nodes", 1, 1), ("nodes", 2, 2), ("nodes", 4, 4), ("batch", 1, 8), ("batch", 2, 16),
+    ]  # fmt: skip
+    assert all(sum(r[f"{p}_ms"] for p in growth.PARTS[:-1]) == pytest.approx(r["total_ms"], rel=0.5) for r in document["rows"])
+    assert set(document["exponents"]) == {"nodes", "batch"} and "| nodes | 1 to 4 |" in growth.growth_table(document)
+    assert growth.exponent([1, 2, 4, 8], [5, 5, 10, 20]) == pytest.approx(1) and growth.exponent([1, 2], [0, 0]) is None
+    text = (root / "docs" / "performance.md").read_text("utf-8")
+    assert text == growth.filled(text)  # the tables are those of the committed results
+    monkeypatch.setattr(growth, "ROOT", tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "growth.json").write_text(json.dumps(document))
+    assert growth.filled("a\n<!-- growth -->\nold\n<!-- /growth -->\nb") == (
+        f"a\n<!-- growth -->\n{growth.growth_table(document)}\n<!-- /growth -->\nb"
+    )
