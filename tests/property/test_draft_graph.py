@@ -19,18 +19,22 @@ LENGTH, VOCAB = 4, 3
 moves = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, VOCAB - 1), st.floats(0, 1)), max_size=25)
 
 
-def grow(moves, budget):
+def grow(moves, budget, crosses):
     """Add random children; returns the builder and the probability of every edge by the states it joins."""
     root = BlockState.initial(3, [1], LENGTH)
-    builder, known, edges = GraphBuilder(root, budget), {root.key}, {}
+    builder, known, edges, left = GraphBuilder(root, budget, crosses), {root.key}, {}, budget - 1
     for parent, at, token, probability in moves:
         parent %= len(builder.states)
         state = builder.states[parent]
+        if state.is_complete:
+            continue
         child = state.commit(state.masked[at % len(state.masked)][None], np.array([token]))
-        seen, full = child.key in known, builder.is_full
+        seen, rows = child.key in known, 1 + child.is_complete
+        assert builder.is_full == (left == 0)
         node = builder.add(parent, child, probability)
-        assert (node is None) == (child.is_complete or (full and not seen))
+        assert (node is None) == ((child.is_complete and not crosses) or (rows > left and not seen))
         if node is not None:
+            left -= 0 if seen else rows
             assert builder.states[node] == child
             known.add(child.key)
             edges[state.key, child.key] = probability
@@ -43,17 +47,23 @@ def reach_of(key, edges, root):
 
 
 @SMALL
-@given(moves, st.integers(1, 9))
-def test_equal_states_are_one_node_and_reach_sums_over_paths(moves, budget):
+@given(moves, st.integers(1, 9), st.booleans())
+def test_equal_states_are_one_node_and_reach_sums_over_paths(moves, budget, crosses):
     with unchecked():
-        builder, edges = grow(moves, budget)
+        builder, edges = grow(moves, budget, crosses)
     graph = builder.build()
-    graph.validate(builder.states[0], budget, VOCAB)
-    assert len(graph) == len({s.key for s in builder.states}) <= budget
+    graph.validate(builder.states[0], budget, VOCAB, crosses)
+    assert len(graph) == len({s.key for s in builder.states}) <= graph.rows.sum() <= budget
+    assert graph.complete.tolist() == [s.is_complete for s in builder.states] and (crosses or not graph.complete.any())
+    if graph.complete.any():
+        with pytest.raises(ValueError, match="a complete block takes no node"):
+            graph.validate(builder.states[0], budget, VOCAB)
+    used = int(graph.rows.sum())
+    with pytest.raises(ValueError, match=f"{used} nodes, the budget allows 1 to {used - 1}"):
+        graph.validate(builder.states[0], used - 1, VOCAB, crosses)
     root = builder.states[0].key
     assert [reach_of(s.key, edges, root) for s in builder.states] == pytest.approx(graph.reach.tolist())
     assert len(graph.edges) == len(edges)
-    assert not (graph.canvases == MASKED).all(axis=1).any() | (graph.canvases != MASKED).all(axis=1).any()
     for parent, child in graph.edges:
         assert graph.steps[child] == graph.steps[parent] + 1 and graph.depths[child] == graph.depths[parent] + 1
         gained = graph.canvases[child] != graph.canvases[parent]
@@ -62,6 +72,33 @@ def test_equal_states_are_one_node_and_reach_sums_over_paths(moves, budget):
         assert graph.find(state) == node
         assert graph.find(BlockState(state.block, state.canvas, state.step + 9)) is None
         assert graph.find(BlockState(state.block + 1, state.canvas, state.step)) is None
+    for count in range(1, len(graph) + 1):
+        first = graph.first(count)
+        first.validate(builder.states[0], int(first.rows.sum()), VOCAB, crosses)
+        assert len(first) == count and np.array_equal(first.canvases, graph.canvases[:count])
+        assert first.edges.tolist() == [e for e in graph.edges.tolist() if max(e) < count]
+
+
+def test_a_complete_block_is_one_node_of_two_rows():
+    """Two orders of the last two commits meet in it; it is added where two of the budget are left."""
+    root = BlockState.initial(0, [2], 3)
+    left, right = (root.commit(np.array([p]), np.array([0])) for p in (1, 2))
+    whole = left.commit(np.array([2]), np.array([0]))
+    for budget, crosses, expected in ((5, True, 3), (4, True, None), (9, False, None)):
+        builder = GraphBuilder(root, budget, crosses)
+        a, b = builder.add(0, left, 0.6), builder.add(0, right, 0.4)
+        assert builder.add(a, whole, 1.0) == builder.add(b, right.commit(np.array([1]), np.array([0])), 0.5) == expected
+    graph = GraphBuilder(root, 3, True)
+    graph.add(0, left, 0.6)
+    assert not graph.is_full and graph.add(1, whole, 1.0) is None and graph.add(0, right, 0.4) == 2 and graph.is_full
+
+
+def test_a_complete_root_counts_one():
+    """Where the pass is the first of the next block, its root is the complete block itself."""
+    root = BlockState(0, np.array([1, 2]), 2)
+    graph = DraftGraph.root_only(root)
+    graph.validate(root, 1, 5, crosses=True)
+    assert graph.complete.all() and graph.rows.tolist() == [2] and graph.find(root) == 0
 
 
 def test_two_orders_of_the_same_content_meet():
@@ -112,7 +149,7 @@ def test_counts_add_up(first, second):
     def counted(passes):
         counts = Counts(sequences=1, tokens=3, total_s=0.5)
         for depths, accepted in passes:
-            counts.count_pass(depths, accepted)
+            counts.count_pass(depths, accepted, rows=1 + len(depths))
         return counts
 
     total, whole = counted(first) + counted(second), counted(first + second)
