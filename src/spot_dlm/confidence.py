@@ -14,7 +14,7 @@ from jaxtyping import Float, Float32, Int64
 from numba import njit
 from torch import Tensor
 
-from spot_dlm.race import first_argmax
+from spot_dlm.race import first_argmax, on_host
 
 Confidence = Literal["probability", "max_probability", "margin", "entropy"]
 Resolution = Literal["float32", "bfloat16"]
@@ -41,7 +41,7 @@ def measure(
         top: the first argmax of `source`, where it is known.
     """
     gaps, own = _gaps(source, first_argmax(source) if top is None else top, tokens)
-    odds = gaps.exp()
+    odds = gaps.exp() if confidence == "entropy" else gaps.exp_()
     rest = odds.sum(dim=-1)
     logp_top = torch.log1p(rest).neg_()
     if confidence == "probability":
@@ -64,7 +64,7 @@ def _gaps(
 
     The top logit's own gap is minus infinity, so that its odds do not count; NaN if the logit is infinite.
     """
-    if source.device.type == "cpu":
+    if on_host(source):
         source = source.contiguous()
         gaps, own = torch.empty_like(source), source.new_empty(len(source))
         _write_gaps(source.numpy(), top.numpy(), tokens.numpy(), gaps.numpy(), own.numpy())

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int64, UInt64
 from torch import Tensor
 
-from spot_dlm.race import C1, C2, G, fill_some, first_argmax, race
+from spot_dlm.race import C1, C2, G, fill_some, first_argmax, on_host, race
 
 NOISE_VERSION = 1
 """Changes whenever a bit of the noise changes; recorded with every artifact that depends on it."""
@@ -121,9 +121,9 @@ class CoupledNoise:
         cannot win. What drafters need in place of `rows`: `scores` are stale tempered and filtered logits (`transition.filter_logits`
         of `temper`), the same for all steps. A row whose scores hold NaN is undecided and gives V.
         """
-        if scores.device.type != "cpu":
-            each = [self.rows(block, step, positions, scores.shape[-1]) for step in steps]
-            return np.stack([first_argmax(scores - values).cpu().numpy() for values in each])
+        if not on_host(scores):
+            drawn = [first_argmax(scores - self.rows(block, step, positions, scores.shape[-1])) for step in steps]
+            return torch.stack(drawn).cpu().numpy() if drawn else np.empty((0, len(positions)), dtype=np.int64)
         keys = np.repeat(self.step_keys(block, steps)[:, None], len(positions), axis=1)
         return race(keys, positions, scores.contiguous().numpy(), first_argmax(scores).numpy())
 
@@ -166,7 +166,7 @@ def draw_each(
         top: their first argmax, V in undecided rows.
     """
     counts = [count for *_, count in drawings]
-    if scores.device.type != "cpu":
+    if not on_host(scores):
         parts = zip(drawings, np.split(positions, np.cumsum(counts)[:-1]), strict=True)
         return first_argmax(
             scores - torch.cat([noise.rows(block, step, part, scores.shape[-1]) for (noise, block, step, _), part in parts])

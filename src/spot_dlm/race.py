@@ -26,10 +26,15 @@ _FLOOR = np.float32(-80.0)
 """Scores further below the best are treated as this far, so that their odds stay normal numbers."""
 
 
+def on_host(values: Tensor) -> bool:
+    """Whether compiled code can read them; else torch computes the same on their device."""
+    return values.device.type == "cpu"
+
+
 def first_argmax(values: Float[Tensor, "m V"]) -> Int64[Tensor, " m"]:
     """Return the lowest index of the maximum of every row; an undecided row (NaN) gives V."""
     size = values.shape[-1]
-    if values.device.type == "cpu":
+    if on_host(values):
         host = values.to(torch.float32).contiguous().numpy()
         best = host.argmax(axis=-1)  # the first one, or the first NaN
         _mark_undecided(host, best)
@@ -41,7 +46,7 @@ def first_argmax(values: Float[Tensor, "m V"]) -> Int64[Tensor, " m"]:
 
 def descending(values: Float32[Tensor, "m V"]) -> Int64[Tensor, "m V"]:
     """Return the order of every row, the highest value first; ties keep the lower index."""
-    if values.device.type != "cpu":
+    if not on_host(values):
         return torch.sort(values, dim=-1, descending=True, stable=True)[1]
     codes = np.empty(values.shape, dtype=np.int64)
     _encode(values.contiguous().numpy(), codes)

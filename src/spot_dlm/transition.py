@@ -22,7 +22,7 @@ from spot_dlm.confidence import Resolution as Resolution
 from spot_dlm.confidence import measure as measure
 from spot_dlm.confidence import round_to as round_to
 from spot_dlm.noise import CoupledNoise, draw_each
-from spot_dlm.race import descending, first_argmax
+from spot_dlm.race import descending, first_argmax, on_host
 from spot_dlm.state import BlockState
 
 Select = Literal["top", "threshold", "left_to_right", "leftmost_above"]
@@ -205,7 +205,7 @@ def _on_host(
 ) -> tuple[Int64[np.ndarray, " n"], Float32[np.ndarray, " n"], Float32[np.ndarray, " n"]]:
     """Return the first `count` tokens and confidences, the natural ones rounded."""
     natural = round_to(natural, resolution)
-    if fine.device.type == "cpu":
+    if on_host(fine):
         return tokens.numpy()[:count], fine.numpy()[:count], natural.numpy()[:count]
     table = torch.stack((fine, natural))[:, :count].cpu().numpy()  # one copy for both
     return tokens[:count].cpu().numpy(), table[0], table[1]

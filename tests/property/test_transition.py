@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import unchecked
 
-from spot_dlm import verify
+from spot_dlm import confidence as confidence_module
+from spot_dlm import noise as noise_module
+from spot_dlm import race, transition, verify
 from spot_dlm.confidence import measure
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.state import BlockState
@@ -296,3 +298,21 @@ def test_padding_between_rows_does_not_matter():
     wide = drawn(np.random.default_rng(1), 4, 80, 3.0)
     state, rest = BlockState.initial(0, [], 4), (UnmaskRule(), Sampling(1.0, top_p=0.9), CoupledNoise(1, 1))
     assert same(denoise(state, wide[:, :70], *rest), denoise(state, wide[:, :70].contiguous(), *rest))
+
+
+def test_the_path_of_other_devices_has_the_same_bits(monkeypatch):
+    """What torch computes where compiled code cannot: on the host's tensors here, so that it is tested everywhere."""
+    rng = np.random.default_rng(3)
+    with unchecked():
+        steps = [random_step(rng, random_rule(rng), SAMPLINGS[i % len(SAMPLINGS)], int(rng.choice([2, 9, 300]))) for i in range(150)]
+        for step in steps[::10]:
+            step.logits[-1, -1] = float(rng.choice([np.nan, np.inf]))
+        compiled = denoise_many(steps)
+        scores = drawn(rng, 4, 50, 2.0)
+        tokens = CoupledNoise(1, 1).draw(0, [3, 4], np.arange(4), scores)
+        for module in (race, noise_module, confidence_module, transition):
+            monkeypatch.setattr(module, "on_host", lambda _: False)
+        assert sum(isinstance(a, ValueError) for a in compiled) == 15
+        assert all(map(same, map(one_by_one, steps), compiled)) and all(map(same, denoise_many(steps), compiled))
+        assert np.array_equal(CoupledNoise(1, 1).draw(0, [3, 4], np.arange(4), scores), tokens)
+        assert CoupledNoise(1, 1).draw(0, [], np.arange(4), scores).shape == (0, 4)
