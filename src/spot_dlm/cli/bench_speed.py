@@ -26,11 +26,12 @@ from spot_dlm.interfaces import Drafter, Target
 from spot_dlm.tasks import FAMILY_TASKS, SPLITS, TASKS
 
 BUDGETS: dict[str, list[int | str]] = {
-    "chain": [2, 4, 8], "spiffy": [2, 4, 8], "linear": [4, 8], "order": [2, 4, 8, 16, "auto"], "order" + INSIDE: [4, 8],
+    "chain": [2, 4, 8], "calibrated": [4, 8], "calibrated-published": [4, 8], "linear": [4, 8], "order": [2, 4, 8, 16, "auto"],
+    "order" + INSIDE: [4, 8],
 }  # fmt: skip
 FULL: dict[str, Any] = {
     "task": list(FAMILY_TASKS), "temperature": [0.0, 1.0], "rule": ["standard", "bfloat16"], "batch": [1, 4, 16],
-    "prefix": [64, 512, 2048], "limit": 4, "repeats": 3, "max_new_tokens": o.MAX_NEW_TOKENS, "drafter": BUDGETS,
+    "prefix": [64, 512, 2048], "limit": 4, "repeats": 3, "max_new_tokens": 64, "drafter": BUDGETS,
 }  # fmt: skip
 QUICK: dict[str, Any] = FULL | {
     "task": ["json", "rewrite"], "rule": ["bfloat16"], "prefix": [64, 512], "limit": 2, "repeats": 2, "max_new_tokens": 32,
@@ -172,7 +173,7 @@ def _methods(names: Sequence[str] | None, nodes: Sequence[str] | None, presets: 
     """
     found: list[Method] = []
     for name in dict.fromkeys(names or presets):
-        own = nodes or presets.get(name) or BUDGETS.get(name) or BUDGETS["spiffy"]
+        own = nodes or presets.get(name) or BUDGETS.get(name) or BUDGETS["calibrated"]
         found += methods([name], [o.parse_nodes(str(n)) for n in dict.fromkeys(own)])
     return list(dict.fromkeys(found))
 
