@@ -1,6 +1,7 @@
 """Bad input gives one line on stderr and exit code 2; help and version."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,15 @@ from spot_dlm.interfaces import DecodeParams
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["generate", "a", "--nodes", "0"], "nodes=0"),
+        (["generate", "a", "--nodes", "0"], "--nodes 0 must be 'auto' or a whole number of at least 1"),
+        (["generate", "a", "--nodes", "many"], "--nodes many must be 'auto'"),
+        (["generate", "a", "--nodes", "-1"], "--nodes -1 must be 'auto'"),
+        (["generate", "a", "--nodes", "2.5"], "--nodes 2.5 must be 'auto'"),
+        (["generate", "a", "--batch", "0"], "--batch 0 must be 'auto' or a whole number of at least 1"),
+        (["generate", "a", "--batch", "all"], "--batch all must be 'auto'"),
+        (["generate", "a", "--batch", "-2"], "--batch -2 must be 'auto'"),
+        (["generate", "a", "--batch", "1e1"], "--batch 1e1 must be 'auto'"),
+        (["generate", "a", "--batch", "4", "--watch"], "--watch shows one decode at a time; leave out --batch 4"),
         (["generate", "a", "--temperature", "-1"], "temperature=-1"),
         (["generate", "a", "--temperature", "warm"], "--temperature"),
         (["generate", "a", "--top-p", "0"], "top_p=0"),
@@ -31,6 +40,7 @@ from spot_dlm.interfaces import DecodeParams
         (["generate", "a", "--strict", "0"], "--strict 0"),
         (["generate", "a", "--strict", "4", "--nodes", "8"], "--strict 4 is below --nodes 8: larger passes would not have the same shape"),
         (["verify", "--limit", "1", "--strict", "4", "--nodes", "2", "--nodes", "16"], "--strict 4 is below --nodes 16"),
+        (["generate", "a", "--strict", "4"], "--strict 4 needs a --nodes of so many rows or fewer, not auto"),
         (["generate", "a", "--device", "toaster"], "--device toaster"),
         (["generate", "a", "--dtype", "int3"], "float32"),
         (["generate", "a", "--overwrite"], "--out"),
@@ -45,7 +55,11 @@ from spot_dlm.interfaces import DecodeParams
         (["generate", "a", "b"], "b"),
         (["verify", "--limit", "0"], "--limit 0"),
         (["verify", "--task", "poetry"], "json"),
-        (["verify", "--nodes", "0"], "nodes=0"),
+        (["verify", "--nodes", "0"], "--nodes 0 must be"),
+        (["verify", "--nodes", "4", "--nodes", "few"], "--nodes few must be"),
+        (["verify", "--batch", "0"], "--batch 0 must be at least 1"),
+        (["verify", "--batch", "auto"], "--batch"),
+        (["demo", "--nodes", "none"], "--nodes none must be"),
         (["verify", "--drafter", "magic"], "root, chain"),
         (["verify", "--task", "json", "--prompts", "p.jsonl"], "not both"),
         (["info", "--threads", "0"], "--threads 0"),
@@ -95,21 +109,31 @@ def test_a_target_that_fails(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("spot_dlm.cli.options.load_target", lambda *_, **__: Failing(0.0))
     outcome = spot("generate", "a")
-    assert outcome.code == 2 and outcome.err == "spot: not implemented for 'Half'\n"
+    assert outcome.code == 2 and outcome.err == "spot: the prompt: not implemented for 'Half'\n"
 
 
 def test_debug_shows_the_traceback(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOT_DEBUG", "1")
-    with pytest.raises(ValueError, match="nodes=0"):
+    with pytest.raises(ValueError, match="--nodes 0"):
         spot("generate", "a", "--nodes", 0)
 
 
 def test_help_and_version(spot: Spot) -> None:
     assert spot("--version").out == f"spot-dlm {__version__}\n"
     assert "generate" in spot().out
-    for command in ("generate", "verify", "info", "demo"):
+    for command in ("generate", "verify", "info", "demo", "trace", "train", "calibrate", "analyze"):
         text = spot(command, "--help").out
-        assert f"  spot {command}" in text.split("Examples:")[1]
+        options = set(re.findall(r"--[a-z-]+", text.split("Options:")[1]))
+        examples = re.findall(rf"spot {command} ?[^&\n]*", text.split("Examples:")[1].split("Options:")[0])
+        assert examples and set(re.findall(r"--[a-z-]+", " ".join(examples))) <= options, command
+
+
+@pytest.mark.parametrize(("command", "size"), [("generate", "16"), ("verify", "1")])
+def test_help_says_what_auto_and_batch_mean(spot: Spot, command: str, size: str) -> None:
+    words = " ".join(spot(command, "--help").out.split())
+    nodes = re.search(r"--nodes N\|auto (.*?) --", words)
+    assert nodes and "1 = standard decoding; auto = as many as pay" in nodes[1] and "[default: auto]" in nodes[1]
+    assert f"[default: {size if command == 'verify' else 'auto'}]" in words.split("--batch")[-1] and f"{size}" in words.split("--batch")[-1]
 
 
 def test_info(spot: Spot, tmp_path: Path) -> None:

@@ -53,9 +53,10 @@ def test_prompt_file(spot: Spot, tmp_path: Path) -> None:
     rows = [{"prompt": "a"}, {"prompt": "a", "seed": 5, "id": "x"}, {"prompt_ids": [1, 2], "max_new_tokens": 2, "note": 1}]
     found = spot("generate", "--prompts", write(tmp_path / "p.jsonl", *rows), *SHORT, "--temperature", 1)
     assert found.code == 0 and "ignored keys note" in found.err
-    assert [r["id"] for r in found.rows] == [1, "x", 3]
-    assert [r["sequence"] for r in found.rows] == [0, 2**32, 2 * 2**32]
-    assert len(found.rows[2]["token_ids"]) <= 2 and found.rows[2]["prompt_ids"] == [1, 2]
+    found_rows = sorted(found.rows, key=lambda row: row["sequence"])  # as they finish
+    assert [r["id"] for r in found_rows] == [1, "x", 3]
+    assert [r["sequence"] for r in found_rows] == [0, 2**32, 2 * 2**32]
+    assert len(found_rows[2]["token_ids"]) <= 2 and found_rows[2]["prompt_ids"] == [1, 2]
 
 
 def test_out_continues_and_repairs(spot: Spot, tmp_path: Path) -> None:
