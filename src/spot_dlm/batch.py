@@ -15,10 +15,9 @@ from traceback import format_exception
 from typing import Generic, TypeVar
 
 from spot_dlm.budget import Budget, FixedBudget
-from spot_dlm.decode import decode_pass
+from spot_dlm.decode import automatic_budget, decode_pass
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.sequence import Decoding, Event
-from spot_dlm.tune import budget_for
 
 Id = TypeVar("Id", bound=Hashable)
 
@@ -139,9 +138,9 @@ class Batch(Generic[Id]):
 
     def _shared_budget(self, live: Sequence[Decoding]) -> Budget:
         """Return the budget, made when the first request needs it."""
-        asking = next((d.params for d in live if d.params.nodes == "auto"), None)
+        asking = next((d for d in live if d.params.nodes == "auto"), None)
         if self._budget is None and asking is not None:
-            self._budget = budget_for(self._target, self._drafter, asking)
+            self._budget = automatic_budget(self._target, self._drafter, asking.prompt_ids, asking.params)
         return self._budget or FixedBudget(1)
 
     def _admit(self) -> list[tuple[Id, BatchEvent]]:

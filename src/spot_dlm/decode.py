@@ -8,6 +8,7 @@ Example: `generate(target, "To JSON: Anna Berg, 34, Oslo.", Chain(), DecodeParam
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from time import perf_counter
 from typing import TypeVar
@@ -16,8 +17,12 @@ from spot_dlm.budget import Budget
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.interfaces import BatchDrafter, BatchTarget, DecodeParams, DraftContext, Drafter, MaskedLogits, Target
 from spot_dlm.sequence import BlockStarted, Decoding, Event, Finished, Pass, Result
+from spot_dlm.stats import Counts
 from spot_dlm.tune import budget_for
 from spot_dlm.verify import Acceptance, Walk, accept_many
+
+TRIAL_BLOCKS = 4
+"""Blocks that a measurement decodes for every budget."""
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -142,15 +147,17 @@ def decode_steps(
         prompt: user text (encoded with the target's chat template) or token ids.
         drafter: guesses; it decides the number of passes, never the tokens or their order.
         params: rule, sampling, lengths and node budget.
-        budget: chooses the nodes of `nodes="auto"`; None takes the one of this target and drafter (`tune.budget_for`).
+        budget: chooses the nodes of `nodes="auto"`; None takes the one of this target and drafter (`automatic_budget`).
 
     Raises:
         ValueError: for an empty prompt, one that does not fit the context, NaN logits or a malformed draft graph.
     """
     params = params or DecodeParams()
-    budget = budget or budget_for(target, drafter, params)
     clock = perf_counter()
     decoding = Decoding(target, prompt, params)
+    if budget is None:
+        budget = automatic_budget(target, drafter, decoding.prompt_ids, params)
+        clock = perf_counter()  # measuring is not decoding
     events: list[Event] = [decoding.start()]
     while True:
         decoding.counts.total_s += perf_counter() - clock
@@ -162,6 +169,28 @@ def decode_steps(
         if isinstance(outcome, Exception):
             raise outcome
         events = outcome
+
+
+def automatic_budget(
+    target: Target, drafter: Drafter, prompt_ids: Sequence[int], params: DecodeParams, say: Callable[[str], None] | None = None
+) -> Budget:
+    """Return the budget of `params.nodes`; where "auto" has not been measured here, decoding a few blocks of this prompt is part of it.
+
+    Args:
+        target: the model.
+        drafter: the drafter.
+        prompt_ids: something typical to decode.
+        params: as it will be decoded.
+        say: told when a measurement begins, and what goes wrong with keeping it.
+    """
+    return budget_for(target, drafter, params, trial(target, drafter, prompt_ids, params), say)
+
+
+def trial(target: Target, drafter: Drafter, prompt_ids: Sequence[int], params: DecodeParams) -> Callable[[int], Counts]:
+    """Return the function that decodes a few blocks of a prompt with so many nodes, for measurements."""
+    length = params.block_length or target.spec.block_length
+    short = replace(params, max_new_tokens=min(params.max_new_tokens, TRIAL_BLOCKS * length), stop="block")
+    return lambda nodes: generate(target, prompt_ids, drafter, replace(short, nodes=nodes)).counts
 
 
 def stream(

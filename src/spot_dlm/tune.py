@@ -1,11 +1,232 @@
-"""Placeholder until the cost measurement is in: a fixed budget."""
+"""What a pass, a draft and the loop cost on this machine: measured once in seconds, kept on disk, the ground of automatic budgets.
 
+A profile belongs to its key: target, device, number type, threads, block length, drafter, torch, processor. A cache that is damaged,
+foreign or cannot be written is never fatal. Knows nothing of the loop: who calls gives a function that decodes.
+
+Example: `budget_for(target, drafter, DecodeParams(), run=trial(target, drafter, prompt_ids, params))`.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
-from spot_dlm.budget import Budget, FixedBudget
-from spot_dlm.interfaces import DecodeParams, Drafter, Target
+import numpy as np
+import torch
+
+from spot_dlm.artifacts import read_json, write_json
+from spot_dlm.budget import AutoBudget, Budget, CostProfile, FixedBudget
+from spot_dlm.interfaces import DecodeParams, Drafter, Query, Target
+from spot_dlm.state import MASKED
+from spot_dlm.stats import Counts
+
+FORMAT = "spot-cost/1"
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+PREFIXES = (64, 512, 2048)
+TRIED_NODES = (1, 2, 4, 8, 16, 32)
+DEFAULT_NODES = 8
+"""Nodes of `nodes="auto"` for a target without a fingerprint, for which no measurement can be kept."""
+_REPEATS, _SECONDS = 7, 1.5
+_budgets: dict[str, AutoBudget] = {}  # of this process: what a run learns serves the next one
+
+Run = Callable[[int], Counts]
+"""Decode something with so many nodes and return its counts."""
 
 
-def budget_for(target: Target, drafter: Drafter, params: DecodeParams, run: Any = None, say: Any = None) -> Budget:
-    """Return a fixed budget."""
-    return FixedBudget(8 if params.nodes == "auto" else params.nodes)
+def cpu_name() -> str:
+    """Return the processor's name, as far as the system tells it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def profile_key(target: Target, drafter: Drafter, block_length: int) -> dict[str, Any]:
+    """Return what a profile depends on."""
+    spec = target.spec
+    cuda = spec.device.type == "cuda"
+    file = getattr(drafter, "file", None) or getattr(drafter, "graphs", None)
+    about = json.dumps(getattr(file, "about", {}), sort_keys=True, default=str)
+    return {
+        "target": spec.fingerprint,
+        "device": torch.cuda.get_device_name(spec.device) if cuda else cpu_name(),
+        "dtype": spec.dtype,
+        "threads": torch.get_num_threads(),
+        "block_length": block_length,
+        "drafter": drafter.name,
+        "drafter_file": hashlib.sha256(about.encode()).hexdigest()[:16],
+        "torch": torch.__version__,
+        "compiled": bool(getattr(target, "is_compiled", False)),
+    }
+
+
+def cache_folder() -> Path:
+    """Return the folder of measured profiles: $SPOT_CACHE, else spot-dlm in the user's cache."""
+    own = os.environ.get("SPOT_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spot-dlm"
+
+
+def profile_path(key: dict[str, Any]) -> Path:
+    """Return the file of a key."""
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+    return cache_folder() / f"cost-{digest}.json"
+
+
+def load_profile(key: dict[str, Any], say: Callable[[str], None] = lambda _: None) -> CostProfile | None:
+    """Return the kept profile of a key, None if there is none; a damaged file is said and ignored."""
+    path = profile_path(key)
+    try:
+        if not path.is_file():
+            return None
+        document = read_json(path, FORMAT)
+        if document.get("key") != key:
+            raise ValueError(f"{path}: belongs to another setting")
+        return CostProfile.from_dict(document["profile"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        say(f"the kept cost of a pass is not used, it is measured again ({error})")
+        return None
+
+
+def save_profile(key: dict[str, Any], profile: CostProfile, say: Callable[[str], None] = lambda _: None) -> Path | None:
+    """Keep a profile; None, and a line, where the cache cannot be written."""
+    path = profile_path(key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"format": FORMAT, "key": key, "profile": profile.to_dict()})
+    except OSError as error:
+        say(f"the measured cost of a pass cannot be kept ({error})")
+        return None
+    return path
+
+
+def measure(
+    target: Target,
+    drafter: Drafter,
+    block_length: int | None = None,
+    run: Run | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> CostProfile:
+    """Measure a target's passes by rows and prefix, and with `run` what the loop and the drafter cost.
+
+    Passes are over random canvases, half masked; row counts take turns, medians count. Counts that a slow device does not reach in 1.5
+    seconds are extrapolated.
+
+    Args:
+        target: the model.
+        drafter: whose drafts `run` makes.
+        block_length: None takes the target's own.
+        run: decodes something typical with a number of nodes; None leaves the loop's and the drafter's milliseconds at 0.
+        progress: called with steps done and all steps.
+    """
+    spec = target.spec
+    length = block_length or spec.block_length
+    prefixes = _prefixes(spec.max_length, length)
+    total = len(prefixes) + (len(TRIED_NODES) if run else 0)
+    curves = []
+    for done, tokens in enumerate(prefixes):
+        progress(done, total)
+        curves.append(_curve(target, tokens, length))
+    counts = {}
+    for done, nodes in enumerate(TRIED_NODES if run else ()):
+        progress(len(prefixes) + done, total)
+        assert run is not None
+        run(nodes)  # compiled code is loaded
+        counts[nodes] = run(nodes)
+    progress(total, total)
+    host_ms, token_ms = _host_ms(list(counts.values()))
+    drafts = [(n, c) for n, c in counts.items() if n > 1 and c.nfe > c.blocks]
+    return CostProfile(
+        rows=ROWS,
+        prefixes=prefixes,
+        pass_ms=tuple(curves),
+        host_ms=host_ms,
+        token_ms=token_ms,
+        draft_ms=tuple((n, 1e3 * c.draft_s / c.nfe) for n, c in drafts),
+        steps_per_pass=tuple((n, c.acceptance_length) for n, c in drafts),
+        drafter=drafter.name,
+        device=str(spec.device),
+        dtype=spec.dtype,
+        threads=torch.get_num_threads(),
+        block_length=length,
+    )
+
+
+def budget_for(
+    target: Target, drafter: Drafter, params: DecodeParams, run: Run | None = None, say: Callable[[str], None] | None = None
+) -> Budget:
+    """Return the budget of `params.nodes`: a fixed one, or the automatic one of this target and drafter, measured if it has not been.
+
+    A process keeps automatic budgets, with what they have learned.
+    """
+    if params.nodes != "auto":
+        return FixedBudget(params.nodes)
+    if not target.spec.fingerprint:
+        return FixedBudget(DEFAULT_NODES)
+    tell = say or (lambda _: None)
+    key = profile_key(target, drafter, params.block_length or target.spec.block_length)
+    name = json.dumps(key, sort_keys=True)
+    if name not in _budgets:
+        profile = load_profile(key, tell)
+        if profile is None:
+            tell("measuring what a pass costs here, once: a few seconds (spot tune shows it)")
+            profile = measure(target, drafter, params.block_length, run)
+            save_profile(key, profile, tell)
+        _budgets[name] = AutoBudget(profile)
+    return _budgets[name]
+
+
+def _prefixes(max_length: int, length: int) -> tuple[int, ...]:
+    """Return the prefixes that fit the context, in whole blocks; at least one."""
+    room = max(0, max_length // length - 2) * length
+    return tuple(sorted({min(p // length * length, room) for p in PREFIXES}))
+
+
+def _curve(target: Target, tokens: int, length: int) -> tuple[float, ...]:
+    """Return the milliseconds of a pass for every number of rows, extrapolated from where the time is up."""
+    spec, rng = target.spec, np.random.default_rng(0)
+    ids = np.setdiff1d(np.arange(spec.vocab_size), [spec.mask_token_id])
+    prefix = target.prefill(rng.choice(ids, tokens), length)
+    canvases = rng.choice(ids, (ROWS[-1], length))
+    canvases[rng.random(canvases.shape) < 0.5] = MASKED
+    canvases[:, -1] = MASKED
+    seen: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    began = perf_counter()
+    for repeat in range(_REPEATS + 1):
+        for rows in ROWS:
+            late = perf_counter() - began > _SECONDS
+            if late and (repeat > 1 or (repeat == 0 and rows > 4)) and seen[1]:
+                continue
+            took = _pass_ms(target, (prefix, canvases[:rows]))
+            if repeat or late:
+                seen[rows].append(took)
+    known = [rows for rows in ROWS if seen[rows]]
+    values = [median(seen[rows]) for rows in known]
+    return tuple(_extended(rows, known, values) for rows in ROWS)
+
+
+def _pass_ms(target: Target, query: Query) -> float:
+    clock = perf_counter()
+    target.evaluate(*query)
+    return 1e3 * (perf_counter() - clock)
+
+
+def _extended(rows: int, known: Sequence[int], values: Sequence[float]) -> float:
+    """Interpolate; beyond the last known count the cost grows in proportion."""
+    return float(np.interp(rows, known, values)) * max(1.0, rows / known[-1])
+
+
+def _host_ms(counts: Sequence[Counts]) -> tuple[float, float]:
+    """Return the milliseconds of the loop for each pass and for each transition that fit the runs best; (0, 0) without runs."""
+    if not counts:
+        return 0.0, 0.0
+    per_pass = np.array([1e3 * (c.total_s - c.target_s - c.draft_s) / c.nfe for c in counts])
+    design = np.array([[1.0, c.acceptance_length] for c in counts])
+    host, token = np.linalg.lstsq(design, per_pass, rcond=None)[0].tolist()
+    return (host, token) if host > 0 and token > 0 else (float(per_pass[0]), 0.0)

@@ -17,12 +17,11 @@ from spot_dlm.budget import Budget
 from spot_dlm.cli import options as o
 from spot_dlm.cli.canvas import Canvas
 from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
-from spot_dlm.decode import decode_steps, generate
+from spot_dlm.decode import automatic_budget, decode_steps, generate
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.sequence import Event
 from spot_dlm.tasks import FAMILY_TASKS, TaskPrompt, grade, load_prompts
-from spot_dlm.tune import budget_for
 
 _GRADES = {True: "right", False: "wrong", None: "free text"}
 
@@ -66,7 +65,7 @@ def demo(
     target = o.open_target("shipped", o.TargetOptions(threads=threads))
     spec = target.spec
     guess = o.open_drafter(drafter, spec, o.DrafterFiles(), lambda text: console.print(text, highlight=False))
-    budget = budget_for(target, guess, params)  # measured, and compiled code loaded, before any time is taken
+    budget = automatic_budget(target, guess, target.encode(prompts[0].prompt), params)  # measured before any time is taken
     generate(target, prompts[0].prompt, guess, replace(params, max_new_tokens=2 * spec.block_length), budget)
     meant = "as many nodes as pay by the measured cost of a pass" if params.nodes == "auto" else f"{params.nodes} nodes"
     console.print(
