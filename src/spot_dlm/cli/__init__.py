@@ -26,6 +26,7 @@ from spot_dlm.cli.info import info
 from spot_dlm.cli.show import COMMAND, one_line
 from spot_dlm.cli.trace import trace
 from spot_dlm.cli.train import train
+from spot_dlm.cli.tune import tune
 from spot_dlm.cli.verify import verify
 
 app = typer.Typer(
@@ -40,6 +41,7 @@ for _command, _summary in (
     (verify, "Prove that speculation changes neither tokens nor order."),
     (info, "Show what a model is and what will be used."),
     (demo, "Decode one prompt of every family both ways and compare."),
+    (tune, "Measure what a pass costs here, for --nodes auto."),
     (trace, "Record standard decoding as traces."),
     (calibrate, "Calibrate draft graphs on traces."),
     (train, "Train a drafter on traces."),
