@@ -141,3 +141,14 @@ def test_descending_is_the_stable_order(rows):
     values = torch.tensor(rows, dtype=torch.float32)
     assert torch.equal(descending(values), torch.sort(values, dim=-1, descending=True, stable=True)[1])
     assert torch.equal(descending(values)[:, 0], first_argmax(values))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_cuda_device_draws_the_same_tokens():
+    rng, positions = np.random.default_rng(0), np.arange(6)
+    for size in SIZES:
+        scores = scores_of(rng, 6, size)
+        there = CoupledNoise(1, 2, device="cuda").draw(0, STEPS, positions, scores.cuda())
+        assert np.array_equal(CoupledNoise(1, 2).draw(0, STEPS, positions, scores), there)
+        assert torch.equal(first_argmax(scores.cuda()).cpu(), first_argmax(scores))
+        assert torch.equal(descending(scores.cuda()).cpu(), descending(scores))
