@@ -14,10 +14,10 @@ from torch import Tensor
 
 from spot_dlm.interfaces import MaskedLogits, Prefix, TargetSpec
 from spot_dlm.state import MASKED
-from spot_dlm.targets.elementwise import MIN_ROWS, linear
 from spot_dlm.targets.forward import run
 from spot_dlm.targets.packing import Group, Packed, Piece, chunks, pack
 from spot_dlm.targets.prefix_cache import PrefixCache
+from spot_dlm.targets.products import MIN_ROWS, linear
 from spot_dlm.targets.text import TextCodec
 from spot_dlm.targets.weights import Weights
 

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spot_dlm.targets.attention import Attention, by_head
-from spot_dlm.targets.elementwise import add_linear, gated, linear, rms_norm, rotate
+from spot_dlm.targets.attention import Attention
+from spot_dlm.targets.kernels import Kernels, kernels_for
 from spot_dlm.targets.packing import Packed
-from spot_dlm.targets.weights import Layer, Weights
+from spot_dlm.targets.products import add_linear, linear
+from spot_dlm.targets.weights import Weights
 
 Kept = list[Float[Tensor, "Y 2 Hkv _ _ D"] | None]
 """For every group of a pass, keys and values of its kept segments."""
@@ -21,26 +22,28 @@ Kept = list[Float[Tensor, "Y 2 Hkv _ _ D"] | None]
 def run(weights: Weights, batch: Packed) -> tuple[Float[Tensor, "R E"] | None, Kept]:
     """Return the normalised hidden states of the wanted tokens (None if there are none) and what the groups keep."""
     ids, positions, wanted = _to_device(batch, weights.device)
-    x = weights.embedding[ids]
-    cos, sin = weights.rotary(positions, int(batch.positions.max()))
-    attentions = [Attention(weights, group, group.count, batch.rows) for group in batch.groups]
+    x = weights.embedding.index_select(0, ids)
+    kernels, eps = kernels_for(x), weights.eps
+    angles = weights.rotary(positions, int(batch.positions.max()))
+    attentions = [Attention(weights, kernels, group, group.count, batch.rows) for group in batch.groups]
     attended = x.new_zeros(len(x), weights.heads * weights.head_dim)
     kept = _empty(weights, batch)
     last = len(weights.layers) - 1
     for index, layer in enumerate(weights.layers):
-        heads = _heads(weights, layer, x, cos, sin)
-        _keep(weights, batch, heads, index, kept)
+        heads = linear(kernels.rms_norm(x, layer.input_norm, eps), layer.qkv).view(len(x), -1, weights.head_dim)
+        kernels.turn(heads, layer.head_norms, eps, angles, weights.heads, weights.kv_heads)
+        _keep(batch, kernels, heads, index, kept)
         if index == last:
             if not len(batch.wanted):
                 return None, kept
-            attentions = [Attention(weights, group, group.decoded, batch.rows) for group in batch.groups if group.decoded]
+            attentions = _decoded(weights, kernels, batch, attentions)
         for attention in attentions:
             attention(heads, index, attended)
         if index == last:
-            x, attended = x[wanted], attended[wanted]
+            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         add_linear(attended, layer.output, onto=x)
-        add_linear(gated(linear(rms_norm(x, layer.mlp_norm, weights.eps), layer.gate_up)), layer.down, onto=x)
-    return rms_norm(x, weights.norm, weights.eps), kept
+        add_linear(kernels.gated(linear(kernels.rms_norm(x, layer.mlp_norm, eps), layer.gate_up)), layer.down, onto=x)
+    return kernels.rms_norm(x, weights.norm, eps), kept
 
 
 def _to_device(batch: Packed, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,16 +53,10 @@ def _to_device(batch: Packed, device: torch.device) -> tuple[Tensor, Tensor, Ten
     return ids, positions, wanted
 
 
-def _heads(
-    weights: Weights, layer: Layer, x: Float[Tensor, "T E"], cos: Float[Tensor, "T D"], sin: Float[Tensor, "T D"]
-) -> Float[Tensor, "T H D"]:
-    """Return queries (scaled), keys and values by head, queries and keys normalised and rotated."""
-    heads = linear(rms_norm(x, layer.input_norm, weights.eps), layer.qkv).view(len(x), -1, weights.head_dim)
-    turned = heads[:, : weights.heads + weights.kv_heads]
-    normal = turned if layer.head_norms is None else rms_norm(turned, layer.head_norms, weights.eps)
-    turned.copy_(rotate(normal, cos, sin))
-    heads[:, : weights.heads].mul_(weights.head_dim**-0.5)
-    return heads
+def _decoded(weights: Weights, kernels: Kernels, batch: Packed, attentions: list[Attention]) -> list[Attention]:
+    """Return the attentions of the last layer, where kept segments need none."""
+    pairs = zip(batch.groups, attentions, strict=True)
+    return [Attention(weights, kernels, g, g.decoded, batch.rows) if g.kept else a for g, a in pairs if g.decoded]
 
 
 def _empty(weights: Weights, batch: Packed) -> Kept:
@@ -69,8 +66,7 @@ def _empty(weights: Weights, batch: Packed) -> Kept:
     ]
 
 
-def _keep(weights: Weights, batch: Packed, heads: Float[Tensor, "T H D"], layer: int, kept: Kept) -> None:
+def _keep(batch: Packed, kernels: Kernels, heads: Float[Tensor, "T H D"], layer: int, kept: Kept) -> None:
     for group, store in zip(batch.groups, kept, strict=True):
         if store is not None:
-            first, end = (group.start + n * group.length for n in (group.decoded, group.count))
-            store[layer].copy_(by_head(heads[first:end, weights.heads :], group.length))
+            kernels.place_pairs(heads, group.start + group.decoded * group.length, group.kept, group.length, store[layer], 0)

@@ -19,7 +19,7 @@ def aligned(count: int) -> int:
 
 @dataclass
 class PrefixCache:
-    """One growing buffer [layers, 2 (keys, values), heads, capacity, head size], of which `length` tokens are valid.
+    """One growing buffer [layers, 2 (keys, values), heads, capacity, head size], of which `length` tokens are valid, zeros after them.
 
     `scratch` holds, by the bytes of the canvas, the keys and values of the complete canvases of the last evaluation.
     """
@@ -29,19 +29,16 @@ class PrefixCache:
     buffer: Float[Tensor, "Y 2 Hkv C D"] | None = None
     scratch: dict[bytes, Float[Tensor, "Y 2 Hkv L D"]] = field(default_factory=dict)
 
-    def keys(self, layer: int) -> Float[Tensor, "Hkv P D"]:
-        """Return a view of a layer's keys."""
-        return self._filled()[layer, 0, :, : self.length]
-
-    def values(self, layer: int) -> Float[Tensor, "Hkv P D"]:
-        """Return a view of a layer's values."""
-        return self._filled()[layer, 1, :, : self.length]
+    def padded(self, layer: int, kind: int) -> Float[Tensor, "Hkv P D"]:
+        """Return a view of a layer's keys (kind 0) or values (1), with zeros up to the next multiple of 16 tokens."""
+        assert self.buffer is not None, "the prefix is empty"
+        return self.buffer[layer, kind, :, : aligned(self.length)]
 
     def append(self, new: Float[Tensor, "Y 2 Hkv S D"]) -> None:
         """Append S tokens to every layer, doubling the buffer where it is full; the scratch is dropped."""
         end = self.length + new.shape[3]
         if self.buffer is None or self.buffer.shape[3] < end:
-            grown = new.new_empty(*new.shape[:3], aligned(max(end, 2 * self.length)), new.shape[4])
+            grown = new.new_zeros(*new.shape[:3], aligned(max(end, 2 * self.length)), new.shape[4])
             if self.buffer is not None:
                 grown[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
             self.buffer = grown
@@ -55,8 +52,3 @@ class PrefixCache:
         if found is not None:
             self.append(found)
         return found is not None
-
-    def _filled(self) -> Tensor:
-        if self.buffer is None:
-            raise ValueError("the prefix is empty")
-        return self.buffer

@@ -64,16 +64,15 @@ class RotaryTable:
     """Cosines and sines of positions, made by the host's own module in fixed stretches, so that their bits depend on the position only."""
 
     def __init__(self, rotary: Any, like: Float[Tensor, "V E"]) -> None:
-        self._rotary, self._like, self._table = rotary, like, like.new_empty(0)
+        self._rotary, self._like, self._table = rotary, like, like.new_empty(2, 0, 0)
 
     def __call__(self, positions: Int64[Tensor, " T"], highest: int) -> tuple[Float[Tensor, "T D"], Float[Tensor, "T D"]]:
         """Return cosines and sines; `highest` bounds the positions."""
-        while len(self._table) <= highest:
-            first = len(self._table)
+        while (first := self._table.shape[1]) <= highest:
             steps = torch.arange(first, first + _TABLE_ROWS, device=self._like.device)
-            stretch = torch.stack(self._rotary(self._like, steps[None]), dim=2)[0]
-            self._table = torch.cat((self._table, stretch)) if first else stretch
-        cos, sin = self._table[positions].unbind(1)
+            stretch = torch.cat(self._rotary(self._like, steps[None]))
+            self._table = torch.cat((self._table, stretch), dim=1) if first else stretch
+        cos, sin = self._table.index_select(1, positions).unbind()
         return cos, sin
 
 

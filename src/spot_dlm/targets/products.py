@@ -1,0 +1,40 @@
+"""Products with weights. On a CPU no row depends on the others, to the bit.
+
+There (float32, MKL) that holds for at least MIN_ROWS rows and at most _INNER summands (docs/log.md), so callers pad and longer sums are
+split. Knows nothing of passes. Example: `linear(x, layer.qkv)`.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spot_dlm.targets.weights import Linear
+
+MIN_ROWS = 16
+_INNER = 512
+
+
+def inner_spans(size: int, device: torch.device) -> list[slice]:
+    """Return the stretches into which a sum of `size` products is split."""
+    step = _INNER if device.type == "cpu" else max(1, size)
+    return [slice(start, start + step) for start in range(0, size, step)]
+
+
+def linear(x: Float[Tensor, "M K"], layer: Linear) -> Float[Tensor, "M N"]:
+    """Return x @ matrix + bias of at least MIN_ROWS rows."""
+    first, *others = inner_spans(x.shape[1], x.device)
+    out = x[:, first] @ layer.matrix[first] if others else x @ layer.matrix
+    for span in others:
+        out.addmm_(x[:, span], layer.matrix[span])
+    return out if layer.bias is None else out.add_(layer.bias)
+
+
+def add_linear(x: Float[Tensor, "M K"], layer: Linear, onto: Float[Tensor, "M N"]) -> None:
+    """Add x @ matrix + bias to `onto`."""
+    if x.dtype != torch.float32:  # their fused sums depend on the number of rows
+        onto.add_(linear(x, layer))
+        return
+    for span in inner_spans(x.shape[1], x.device):
+        onto.addmm_(x[:, span], layer.matrix[span])
+    if layer.bias is not None:
+        onto.add_(layer.bias)
