@@ -21,7 +21,7 @@ from spot_dlm.compare import same_order
 from spot_dlm.decode import generate
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.drafters import Chain
-from spot_dlm.interfaces import BatchTarget, DecodeParams, DraftContext, MaskedLogits
+from spot_dlm.interfaces import BatchDrafter, BatchTarget, DecodeParams, DraftContext, MaskedLogits
 from spot_dlm.rules import parse_rule
 from spot_dlm.sequence import BlockFinished, BlockStarted, Finished, Pass, Result
 from spot_dlm.transition import Sampling
@@ -89,6 +89,13 @@ class Fickle(Chain):
             raise KeyError("no draft\nfor this one")
         graph = super().draft(context, budget)
         return replace(graph, block=graph.block + 1) if context.sampling.seed == MALFORMED else graph
+
+
+class FickleTogether(Fickle):
+    """The same for several prompts at once: a failure spoils the whole call."""
+
+    def draft_many(self, contexts: Sequence[DraftContext], budgets: Sequence[int]) -> list[DraftGraph]:
+        return [self.draft(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
 
 
 def request(name: str, prompt: Sequence[int] | str, **more: Any) -> Request[str]:
@@ -183,13 +190,14 @@ def expected() -> dict[str, Result]:
 @pytest.mark.parametrize("make", [Plain, Together])
 def test_mixed_batch_equals_serial_runs(make: type[Plain], max_requests: int, expected: dict[str, Result]) -> None:
     """32 requests that differ in everything, ten that fail and one that is aborted in the middle."""
-    target, requests = make(), mixed()
+    target, drafter, requests = make(), FickleTogether() if make is Together else Fickle(), mixed()
+    assert isinstance(drafter, BatchDrafter) == isinstance(target, BatchTarget) == (make is Together)
     for i, (bad, _) in enumerate(FAILING.values()):
         requests.insert(3 * i, bad)
     requests.insert(9, request(ABORTED, [5] * 9, max_new_tokens=40, nodes=1))
     log, refused, most = Log(), {}, 0
     with unchecked():
-        batch: Batch[str] = Batch(target, Fickle(), auto(), max_requests)
+        batch: Batch[str] = Batch(target, drafter, auto(), max_requests)
         for r in requests:
             try:
                 batch.add(r)
