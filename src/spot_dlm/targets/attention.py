@@ -5,6 +5,8 @@ A segment's own products have shapes that depend on nothing else in the pass. Th
 padded to 16 numbers: BLAS rounds small ones differently where their addresses differ in alignment. Knows nothing of canvases.
 """
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -29,17 +31,15 @@ class Attention:
         per_segment, own = group.length * grouped, aligned(blocks * group.length)
         least = MIN_ROWS if like.device.type == "cpu" and cached else 1
         n = max(count, rows // blocks, -(-least // per_segment))
+        self._column = (blocks - 1) * group.length
         self._queries = like.new_zeros(heads, n, group.length, grouped, size)
         self._pairs = like.new_zeros(2, heads, n, own, size)
         self._out = torch.empty_like(self._queries)
         self._scores = like.new_empty(heads, n, per_segment, own + cached)
         self._weights = torch.empty_like(self._scores)
-        split = heads * n * per_segment * own
-        flat = self._weights.view(-1)  # raw scores lie where the weights will
-        self._own_scores = flat[:split].view(heads * n, per_segment, own)
-        self._cached_scores = flat[split:].view(heads, n * per_segment, cached)
-        self._spans = inner_spans(cached, like.device)
         self._bias = _bias(like, blocks * group.length, own, group.cache.length, cached)
+        self._own = _Own.of(self._queries, self._pairs, self._weights, self._out)
+        self._cached = _Cached.of(self._queries, self._weights, self._out, own) if cached else None
 
     def __call__(self, heads: Float[Tensor, "T H D"], layer: int, attended: Float[Tensor, "T O"]) -> None:
         """Attend in one layer; queries in `heads` are scaled and rotated, as are its keys."""
@@ -47,40 +47,95 @@ class Attention:
         self._kernels.place_queries(heads, group.start, self._count, self._queries)
         if group.context is not None:
             self._kernels.place_pairs(heads, group.context, self._count, group.length, self._pairs, 0)
-        column = 0 if group.context is None else group.length
-        self._kernels.place_pairs(heads, group.start, self._count, group.length, self._pairs, column)
-        self._weigh(layer)
-        self._sum_values(layer)
+        self._kernels.place_pairs(heads, group.start, self._count, group.length, self._pairs, self._column)
+        scores = [self._own.score()]
+        if self._cached is not None:
+            scores.append(self._cached.score(group.cache.padded(layer, 0)))
+        self._weigh(scores)
+        self._own.sum_values()
+        if self._cached is not None:
+            self._cached.add_values(group.cache.padded(layer, 1))
         self._kernels.gather(self._out, group.start, self._count, attended)
 
-    def _weigh(self, layer: int) -> None:
-        """Turn queries and keys into weights."""
-        heads, n, rows, _ = self._scores.shape
-        own, cache = self._own_scores, self._group.cache
-        torch.bmm(self._queries.view(heads * n, rows, -1), self._pairs[0].flatten(0, 1).transpose(1, 2), out=own)
-        parts = [own.view(heads, n, rows, -1)]
-        if cache.length:
-            keys = cache.padded(layer, 0).transpose(1, 2)
-            torch.bmm(self._queries.view(heads, n * rows, -1), keys, out=self._cached_scores)
-            parts.append(self._cached_scores.view(heads, n, rows, -1))
-        torch.cat(parts, dim=-1, out=self._scores)
+    def _weigh(self, scores: list[Float[Tensor, "Hkv n r _"]]) -> None:
+        """Turn scores into weights, where the scores lay."""
+        torch.cat(scores, dim=-1, out=self._scores)
         if self._bias is not None:
             self._scores += self._bias
         if self._group.visible is not None:
-            hidden = ~self._group.visible.repeat_interleave(rows // self._group.length, dim=0)
+            hidden = ~self._group.visible.repeat_interleave(self._scores.shape[2] // self._group.length, dim=0)
             self._scores[..., : self._group.length].masked_fill_(hidden, -torch.inf)
         torch.softmax(self._scores, dim=-1, out=self._weights)
 
-    def _sum_values(self, layer: int) -> None:
-        heads, n, rows, _ = self._weights.shape
-        values = self._pairs[1].flatten(0, 1)
-        own = values.shape[1]
-        out = self._out.view(heads * n, rows, -1)
-        torch.bmm(self._weights.flatten(0, 1)[..., :own], values, out=out)
-        if self._group.cache.length:
-            weights, cached = self._weights.flatten(1, 2)[..., own:], self._group.cache.padded(layer, 1)
-            for span in self._spans:
-                out.view(heads, n * rows, -1).baddbmm_(weights[..., span], cached[:, span])
+
+class _Own(NamedTuple):
+    """Views for the products of every segment with its own tokens."""
+
+    queries: Float[Tensor, "B r D"]
+    keys: Float[Tensor, "B D w"]
+    scores: Float[Tensor, "B r w"]
+    by_head: Float[Tensor, "Hkv n r w"]
+    weights: Float[Tensor, "B r w"]
+    values: Float[Tensor, "B w D"]
+    out: Float[Tensor, "B r D"]
+
+    @classmethod
+    def of(cls, queries: Tensor, pairs: Tensor, weights: Tensor, out: Tensor) -> "_Own":
+        heads, n, rows, _ = weights.shape
+        width = pairs.shape[3]
+        scores = weights.view(-1)[: heads * n * rows * width].view(heads * n, rows, width)
+        return cls(
+            queries=queries.view(heads * n, rows, -1),
+            keys=pairs[0].flatten(0, 1).transpose(1, 2),
+            scores=scores,
+            by_head=scores.view(heads, n, rows, width),
+            weights=weights.flatten(0, 1)[..., :width],
+            values=pairs[1].flatten(0, 1),
+            out=out.view(heads * n, rows, -1),
+        )
+
+    def score(self) -> Float[Tensor, "Hkv n r w"]:
+        torch.bmm(self.queries, self.keys, out=self.scores)
+        return self.by_head
+
+    def sum_values(self) -> None:
+        torch.bmm(self.weights, self.values, out=self.out)
+
+
+class _Cached(NamedTuple):
+    """Views for the products of all segments, packed, with the cache."""
+
+    queries: Float[Tensor, "Hkv m D"]
+    scores: Float[Tensor, "Hkv m P"]
+    by_head: Float[Tensor, "Hkv n r P"]
+    weights: Float[Tensor, "Hkv m P"]
+    out: Float[Tensor, "Hkv m D"]
+    spans: list[slice]
+
+    @classmethod
+    def of(cls, queries: Tensor, weights: Tensor, out: Tensor, own: int) -> "_Cached":
+        heads, n, rows, _ = weights.shape
+        packed = weights.flatten(1, 2)[..., own:]
+        scores = weights.view(-1)[heads * n * rows * own :].view(heads, n * rows, -1)
+        return cls(
+            queries=queries.view(heads, n * rows, -1),
+            scores=scores,
+            by_head=scores.view(heads, n, rows, -1),
+            weights=packed,
+            out=out.view(heads, n * rows, -1),
+            spans=inner_spans(packed.shape[2], packed.device),
+        )
+
+    def score(self, keys: Float[Tensor, "Hkv P D"]) -> Float[Tensor, "Hkv n r P"]:
+        torch.bmm(self.queries, keys.transpose(1, 2), out=self.scores)
+        return self.by_head
+
+    def add_values(self, values: Float[Tensor, "Hkv P D"]) -> None:
+        if len(self.spans) == 1:
+            self.out.baddbmm_(self.weights, values)
+            return
+        for span in self.spans:
+            self.out.baddbmm_(self.weights[..., span], values[:, span])
 
 
 def _bias(like: Tensor, own: int, own_padded: int, cached: int, cached_padded: int) -> Float[Tensor, " W"] | None:

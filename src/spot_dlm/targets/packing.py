@@ -63,10 +63,11 @@ class Packed:
 
     def padded(self, tokens: int, wanted: int) -> "Packed":
         """Return the pass with at least so many tokens and wanted ones, the added ones in no group."""
-        extra = (0, max(0, tokens - len(self.ids)))
-        more = max(0, wanted - len(self.wanted)) if len(self.wanted) else 0
-        repeated = np.concatenate((self.wanted, np.repeat(self.wanted[:1], more)))
-        return Packed(np.pad(self.ids, extra), np.pad(self.positions, extra), repeated, self.groups, self.rows)
+        more, repeated = max(0, tokens - len(self.ids)), max(0, wanted - len(self.wanted)) if len(self.wanted) else 0
+        nothing = np.zeros(more, dtype=np.int64)
+        ids, positions = (np.concatenate((a, nothing)) if more else a for a in (self.ids, self.positions))
+        rows = np.concatenate((self.wanted, np.repeat(self.wanted[:1], repeated))) if repeated else self.wanted
+        return Packed(ids, positions, rows, self.groups, self.rows)
 
 
 def pack(pieces: Sequence[Piece], mask_token_id: int, rows: int = 1) -> Packed:
@@ -76,8 +77,11 @@ def pack(pieces: Sequence[Piece], mask_token_id: int, rows: int = 1) -> Packed:
         length = canvases.shape[1]
         layout = _Layout.of(canvases)
         first, pairs, steps = len(layout.segments), layout.complete, np.arange(length)
-        ids += [np.where(layout.segments == MASKED, mask_token_id, layout.segments).ravel(), np.full(pairs * length, mask_token_id)]
-        positions += [np.tile(cache.length + steps, first), np.tile(cache.length + length + steps, pairs)]
+        ids.append(np.where(layout.segments == MASKED, mask_token_id, layout.segments).ravel())
+        positions.append(np.tile(cache.length + steps, first))
+        if pairs:
+            ids.append(np.full(pairs * length, mask_token_id))
+            positions.append(np.tile(cache.length + length + steps, pairs))
         tokens = start + layout.decoded_by[:, None] * length + steps
         wanted.append(tokens[layout.masked])
         groups.append(Group(cache, start, first, length, kept=pairs))
@@ -103,7 +107,7 @@ class _Layout:
         whole = ~masked.any(axis=1)
         first: dict[bytes, int] = {}
         names = [canvas.tobytes() for canvas in canvases]
-        order = np.argsort(whole, kind="stable").tolist()
+        order = np.argsort(whole, kind="stable").tolist() if whole.any() else range(len(canvases))
         kept = [i for i in order if first.setdefault(names[i], i) == i]
         place = {names[i]: at for at, i in enumerate(kept)}
         complete = int(whole[kept].sum())
