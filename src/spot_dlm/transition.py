@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from spot_dlm.confidence import Confidence as Confidence
+from spot_dlm.confidence import Confidence as Confidence  # "as": part of what this module offers
 from spot_dlm.confidence import Resolution as Resolution
 from spot_dlm.confidence import measure as measure
 from spot_dlm.confidence import round_to as round_to
@@ -194,13 +194,13 @@ def propose(
         raise ValueError(_bad_logits(positions, logits))
     source = {"raw": logits, "tempered": tempered, "filtered": filtered}[rule.source]
     known = top if rule.source != "raw" or tempered is logits else None
-    ids, fine, natural = _on_host(len(positions), tokens, *measure(source, tokens, rule.confidence, known), rule.resolution)
+    ids, fine, natural = _to_host(len(positions), tokens, *measure(source, tokens, rule.confidence, known), rule.resolution)
     if math.isnan(fine[fine.argmax()]):  # which finds NaN first
         raise ValueError(_bad_logits(positions, logits))
     return Candidates(positions, ids, fine if rule.resolution == "float32" else natural, natural, fine)
 
 
-def _on_host(
+def _to_host(
     count: int, tokens: Int64[Tensor, " m"], fine: Float32[Tensor, " m"], natural: Float32[Tensor, " m"], resolution: Resolution
 ) -> tuple[Int64[np.ndarray, " n"], Float32[np.ndarray, " n"], Float32[np.ndarray, " n"]]:
     """Return the first `count` tokens and confidences, the natural ones rounded."""
