@@ -35,7 +35,7 @@ import torch
 import spot_dlm as spot
 from spot_dlm.artifacts import provenance, write_json
 from spot_dlm.bench import speed
-from spot_dlm.bench.speed_figures import processor, rows
+from spot_dlm.bench.speed_figures import rows
 from spot_dlm.bench.speed_plan import Method, Plan
 from spot_dlm.compare import first_divergence, refine, standard_trajectory, trajectory
 from spot_dlm.interfaces import Drafter, Target, TargetSpec
@@ -45,6 +45,7 @@ from spot_dlm.stats import Counts
 from spot_dlm.targets.block_causal import BlockCausalTarget
 from spot_dlm.targets.weights import read_weights
 from spot_dlm.tasks import load_prompts
+from spot_dlm.tune import cpu_name
 
 RANDOM, TRAINED, PREDICTED = "measured, random weights", "measured, trained", "predicted"
 ABSENT = "not in this version"
@@ -290,8 +291,7 @@ def _loop(run: Run, drafter: str, nodes: int, steps: float, **place: Any) -> flo
     return float(np.interp(nodes, [n for n, _ in curve], [ms for _, ms in curve])) if curve else None
 
 
-class _OutOfTime(Exception):
-    pass
+class _OutOfTime(Exception): ...
 
 
 def trained(run: Run, dtype: str | None = None, padded_rows: int = 1) -> Iterator[Target]:
@@ -387,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             status[name] = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         print(f"{name}: {status[name]}, {time.monotonic() - began:.0f} s, {len(run.of(name))} figures", file=sys.stderr, flush=True)
     document = provenance(None, shlex.join(["python", "benchmarks/accelerator.py", *(sys.argv[1:] if arguments is None else arguments)]))
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     document |= {"device": name, "tiny": args.tiny, "threads": torch.get_num_threads(), "sections": status, "figures": run.figures}
     if args.out:
         write_json(args.out, document)

@@ -27,11 +27,11 @@ from accelerator import Shape, random_target
 
 import spot_dlm as spot
 from spot_dlm.artifacts import provenance, replace_file, write_json
-from spot_dlm.bench.speed_figures import processor
 from spot_dlm.budget import FixedBudget
 from spot_dlm.decode import decode_pass
 from spot_dlm.drafters import Root
 from spot_dlm.sequence import Decoding
+from spot_dlm.tune import cpu_name
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("target", "draft", "walk", "host", "total")
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(1)
         axes = {name: values for name, values in (QUICK_AXES if args.quick else AXES).items() if name in (args.axis or AXES)}
         command = shlex.join(["python", "benchmarks/growth.py", *(sys.argv[1:] if arguments is None else arguments)])
-        facts = provenance(None, command) | {"processor": processor(), "threads": torch.get_num_threads()}
+        facts = provenance(None, command) | {"processor": cpu_name(), "threads": torch.get_num_threads()}
         document = facts | grow(axes, 4 if args.quick else 24)
         out = args.out or (None if args.quick else ROOT / "results" / "growth.json")
         plot = args.plot or (None if args.quick else ROOT / "docs" / "images" / "growth.png")

@@ -14,6 +14,7 @@ from toy import SameRows, ToyTargetAdapter, unchecked
 from spot_dlm.bench import speed, speed_figures, speed_plot
 from spot_dlm.bench.speed import Clock, Sample, prompts_of
 from spot_dlm.bench.speed_plan import PLAIN, Method, Plan, Setting, methods
+from spot_dlm.budget import AutoBudget, CostProfile
 from spot_dlm.drafters import Chain, LeftToRight
 from spot_dlm.stats import Counts
 from spot_dlm.targets import load_target
@@ -145,6 +146,24 @@ def test_methods() -> None:
         methods(["crystal"], [4])
 
 
+@pytest.fixture
+def known_costs(monkeypatch: pytest.MonkeyPatch) -> CostProfile:
+    """Automatic budgets without measurements."""
+    profile = CostProfile((1, 64), (0,), ((1.0, 4.0),), draft_ms=((4, 0.1),), steps_per_pass=((4, 2.0),))
+    monkeypatch.setattr("spot_dlm.tune.measure", lambda *_, **__: profile)
+    return profile
+
+
+def test_automatic_budgets_are_fresh(known_costs: CostProfile) -> None:
+    plan = replace(SMALL, methods=(Method("chain", "auto"),), rules=("standard", "bfloat16"))
+    target = load_target()
+    bench = speed._Bench(speed.Watched(target), plan, {"chain": Chain()}, Clock(), lambda _: None)
+    with unchecked():
+        budgets = [bench.budget(s, plan.methods[0], [5, 6, 7]) for s in plan.settings(target.spec)[:2]]
+    assert all(isinstance(b, AutoBudget) and b.profile is budgets[0].profile for b in budgets) and budgets[0] is not budgets[1]
+
+
+@pytest.mark.usefixtures("known_costs")
 def test_accelerator_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     accelerator = importlib.import_module("accelerator")

@@ -8,10 +8,13 @@ from cli.broken_targets import Uneven
 from cli.conftest import Spot
 from toy import unchecked
 
+from spot_dlm.budget import CostProfile
+
 SMALL = ("--task", "json", "--limit", 1, "--max-new-tokens", 12, "--rule", "standard", "--temperature", 1, "--repeats", 1, "--prefix", 0)
 
 
-def test_speed(spot: Spot, tmp_path: Path) -> None:
+def test_speed(spot: Spot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spot_dlm.tune.measure", lambda *_, **__: CostProfile((1, 64), (0,), ((1.0, 4.0),)))
     files = [tmp_path / name for name in ("s.json", "s.png")]
     chosen = ("--drafter", "chain", "--drafter", "chain-inside", "--nodes", 4, "--nodes", "auto", "--batch", 1, "--batch", 2)
     with unchecked():

@@ -16,14 +16,14 @@ from jaxtyping import Int64
 
 from spot_dlm.batch import Failed, Request, decode_batch
 from spot_dlm.bench.speed_plan import PLAIN, STANDARD, Method, Plan, Setting
-from spot_dlm.budget import Budget, FixedBudget
+from spot_dlm.budget import AutoBudget, Budget, FixedBudget
 from spot_dlm.compare import same_order
+from spot_dlm.decode import automatic_budget
 from spot_dlm.drafters import Root
 from spot_dlm.interfaces import BatchTarget, Drafter, MaskedLogits, Prefix, Query, Target, TargetSpec
 from spot_dlm.sequence import Finished, Result, check_prompt
 from spot_dlm.stats import Counts
 from spot_dlm.tasks import load_prompts
-from spot_dlm.tune import budget_for
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Sample:
 
 @dataclass
 class Clock:
-    """Seconds spent in `budget_for`, which are not decoding time."""
+    """Seconds spent on measuring costs for automatic budgets, which are not decoding time."""
 
     tuning_s: float = 0.0
 
@@ -190,8 +190,8 @@ class _Bench:
         if shape not in self._warm:  # first calls load and compile
             self._warm.add(shape)
             for method in compared:
-                self._decode(setting, method, self.budget(setting, method), units[0], 0, min(16, self.plan.max_new_tokens))
-        budgets = {m: self.budget(setting, m) for m in compared}
+                self._decode(setting, method, self.budget(setting, method, prompts[0]), units[0], 0, min(16, self.plan.max_new_tokens))
+        budgets = {m: self.budget(setting, m, prompts[0]) for m in compared}
         references: dict[int, list[Result]] = {}
         for turn, (repeat, (unit, batch)) in enumerate(product(range(self.plan.repeats), enumerate(units))):
             shift = turn % len(compared)
@@ -206,14 +206,15 @@ class _Bench:
                 counts = sum((r.counts for r in results), Counts())
                 yield Sample(setting, method, unit, repeat, seconds, prefill_s, counts, tokens, problem)
 
-    def budget(self, setting: Setting, method: Method) -> Budget:
-        """Return a fresh budget."""
+    def budget(self, setting: Setting, method: Method, prompt_ids: list[int]) -> Budget:
+        """Return a fresh budget: it shares the measured costs with others, not what they have learned."""
         if method.nodes != "auto":
             return FixedBudget(method.nodes)
         began = perf_counter()
-        budget = budget_for(self.target.target, self.drafters[method.drafter], self.plan.params(setting, method), say=self.say)
+        params = self.plan.params(setting, method)
+        budget = automatic_budget(self.target.target, self.drafters[method.drafter], prompt_ids, params, self.say)
         self.clock.tuning_s += perf_counter() - began
-        return budget
+        return AutoBudget(budget.profile) if isinstance(budget, AutoBudget) else budget
 
     def _decode(
         self, setting: Setting, method: Method, budget: Budget, batch: list[list[int]], first: int, most: int | None = None

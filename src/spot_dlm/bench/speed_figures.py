@@ -3,12 +3,9 @@
 Knows nothing of decoding. Example: `speed_document(samples, facts, "spot bench speed")["rows"]`.
 """
 
-import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,7 @@ from spot_dlm.bench.bootstrap import LEVEL, RESAMPLES, SEED, interval, resample_
 from spot_dlm.bench.speed import Sample
 from spot_dlm.bench.speed_plan import PLAIN, Method, Setting
 from spot_dlm.stats import Counts
+from spot_dlm.tune import cpu_name
 
 PLACE = ("temperature", "rule", "block_length", "batch", "prefix")
 """What rows have in common that are compared across tasks."""
@@ -163,18 +161,10 @@ def speed_document(samples: Sequence[Sample], facts: Mapping[str, Any], command:
         ],
         "intervals": f"{LEVEL:.0%} bootstrap of the median over (batch, repetition) pairs, {RESAMPLES} resamples, seed {SEED}",
         "tuning_s": tuning_s,
-        "processor": processor(),
+        "processor": cpu_name(),
         "provenance": dict(facts),
         "command": command,
     }
-
-
-def processor() -> str:
-    """Return the name of this machine's processor."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return platform.processor() or platform.machine()
 
 
 SPEED_HEAD = ("drafter", "N", "speed-up", "least", "passes", "official", "rows", "outside", "tok/s")

@@ -213,17 +213,19 @@ def _check_graphs(drafter: Calibrated, target: Target, plan: Plan) -> None:
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[int, float], None]]:
     """Show a bar on a terminal, else a line now and then with the time left; an interruption says how far it came."""
-    began = last = monotonic()
-    done = 0.0
+    first: tuple[float, float] | None = None  # time and share of the first run: what came before was loading and compiling
+    last, done = monotonic(), 0.0
     with progress_bar(console, "bench speed", total, shown=console.is_terminal) as advance:
 
         def step(tokens: int, share: float) -> None:
-            nonlocal last, done
+            nonlocal first, last, done
             advance(tokens)
             done, now = share, monotonic()
-            if not console.is_terminal and now - last > _REMARK_EVERY_S:
+            first = first or (now, share)
+            if not console.is_terminal and now - last > _REMARK_EVERY_S and share > first[1]:
                 last = now
-                say(console, f"bench speed: {share:.0%} done, about {(now - began) * (1 - share) / share:.0f} s left")
+                left = (now - first[0]) * (1 - share) / (share - first[1])
+                say(console, f"bench speed: {share:.0%} done, about {left:.0f} s left")
 
         try:
             yield step
