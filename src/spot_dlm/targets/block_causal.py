@@ -24,7 +24,7 @@ from spot_dlm.targets.weights import Weights
 PASS_TOKENS = 4096
 """Tokens of one pass; evaluations and prompts beyond it run in chunks."""
 _PREFILL_TOKENS = 512
-_SCORES = 2**27  # query-key pairs times heads
+_SCORES = 2**26  # query-key pairs times heads
 _HEAD_BYTES = 2**28
 
 
@@ -38,8 +38,10 @@ class BlockCausalTarget:
         padded_rows: evaluate every pass at this many rows at least (a complete canvas counts two), so that standard and speculative
             decoding run the same kernels on devices whose rounding depends on the shape (strict mode, method.md section 9d).
 
-    Memory of an evaluation besides weights and cache: its logits (masked rows x vocabulary x 4 bytes) and, whatever its size, at most
-    PASS_TOKENS x (5 hidden + 3 intermediate) numbers, 2 x 2**27 scores and 2**28 bytes of logits not yet in float32.
+    Memory of an evaluation besides weights and cache: its logits, masked rows x vocabulary x 4 bytes, and for the pass at work (at most
+    PASS_TOKENS tokens and 2**26 scores, or one canvas) tokens x (2 hidden + 4 heads x head size + 4 key heads x head size + 3 feed-forward)
+    numbers and 2 x tokens x heads x (cached + own) scores; the head's results pass through 2**28 bytes. The complete canvases of the last
+    evaluation keep layers x 2 x key heads x block x head size numbers each.
     """
 
     def __init__(self, weights: Weights, spec: TargetSpec, codec: TextCodec | None, padded_rows: int = 1) -> None:
@@ -89,9 +91,10 @@ class BlockCausalTarget:
         if len(token_ids) % block_length:
             raise ValueError(f"prefill takes whole blocks of {block_length}, got {len(token_ids)} tokens")
         prefix = PrefixCache(block_length)
-        chunk = max(1, _PREFILL_TOKENS // block_length) * block_length
-        for start in range(0, len(token_ids), chunk):
-            self._append(prefix, token_ids[start : start + chunk])
+        while prefix.length < len(token_ids):
+            fitting = _SCORES // (self._weights.heads * (prefix.length + _PREFILL_TOKENS))
+            chunk = max(1, min(_PREFILL_TOKENS, fitting) // block_length) * block_length
+            self._append(prefix, token_ids[prefix.length : prefix.length + chunk])
         self._wait()
         return prefix
 

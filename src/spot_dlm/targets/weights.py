@@ -12,6 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 _TABLE_ROWS = 1024
+_LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 class Linear(NamedTuple):
@@ -80,11 +81,13 @@ def read_weights(host: Any) -> Weights:
     """Take a native causal language model apart; its own layers are given up, so that no weight stays twice.
 
     Raises:
-        ValueError: if its activation is not silu.
+        ValueError: if its activation is not silu or its rotary angles change with the length.
     """
     config, body = host.config, host.model
     if config.hidden_act != "silu":
         raise ValueError(f"hidden_act={config.hidden_act!r} is not supported; only silu is")
+    if getattr(body.rotary_emb, "rope_type", "default") in _LENGTH_DEPENDENT:
+        raise ValueError(f"rope_type={body.rotary_emb.rope_type!r} is not supported: angles would depend on the length of the text")
     embedding = body.embed_tokens.weight.detach()
     return Weights(
         layers=list(_layers(body.layers)),
