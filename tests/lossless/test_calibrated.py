@@ -11,6 +11,7 @@ from trace_toys import settled_target
 
 from spot_dlm.decode import generate
 from spot_dlm.drafters import Calibrated, Chain, Root
+from spot_dlm.drafters.calibrated import Plan, within
 from spot_dlm.interfaces import DecodeParams
 from spot_dlm.rank_graph import GraphKey, GraphTable, Node, RankGraph
 from spot_dlm.rules import describe
@@ -117,29 +118,76 @@ class Watched:
     name = "watched"
 
     def __init__(self, drafter, available):
-        self.drafter, self.available, self.sizes = drafter, available, []
+        self.drafter, self.available, self.sizes, self.crossed = drafter, available, [], 0
 
     def draft(self, context, budget):
         graph = self.drafter.draft(context, budget)
         root = context.root
         masked = len(root.masked)
-        fit = [n for n in self.available.nodes if len(n) < masked and max(i for i, _ in n) <= masked]
-        assert len(graph) == 1 + min(budget - 1, len(fit))
+        fit = [n for n in self.available.nodes if len(n) < masked + context.crosses and max(i for i, _ in n) <= masked]
+        assert len(graph) == 1 + min(budget - 1, len(fit)) or context.crosses
+        assert np.array_equal(graph.complete, graph.depths == masked)
+        ended = np.isin(graph.canvases[graph.complete][:, root.masked], sorted(context.stop_ids)).any()
+        assert not ended and graph.reach.min() >= 0 and graph.reach.max() <= 1
+        self.crossed += int(graph.complete.sum())
         filled = (graph.canvases != MASKED).sum(axis=1) - (root.canvas != MASKED).sum()
         assert np.array_equal(filled, graph.depths)
-        assert set(graph.edges[:, 1].tolist()) == set(range(1, len(graph)))  # every guess has a parent
-        self.sizes.append(len(graph))
+        if not context.sampling.temperature:  # else a set may contradict a smaller one
+            assert set(graph.edges[:, 1].tolist()) == set(range(1, len(graph)))  # every guess has a parent
+        self.sizes.append(int(graph.rows.sum()))
         return graph
 
 
-@pytest.mark.parametrize("pruned", [False, True])
-def test_the_budget_is_used(pruned):
+@pytest.mark.parametrize("crosses", [False, True])
+@pytest.mark.parametrize(("pruned", "coupled"), VARIANTS)
+def test_the_budget_is_used(pruned, coupled, crosses):
     """Nodes that do not fit are replaced by the next ones, and every node hangs together with the root."""
-    graph = random_graph(np.random.default_rng(3), 200, 12)
-    drafter = Watched(Calibrated(table(graph, "standard"), pruned, True), graph)
+    graph = random_graph(np.random.default_rng(3), 200, 8)
+    for sampling in ("T=0", "T=1"):
+        drafter = Watched(Calibrated(table(graph, "standard"), pruned, coupled), graph)
+        with unchecked():
+            generate(settled_target(seed=1, crosses=crosses), [1], drafter, params_of("standard", sampling, 9))
+        assert max(drafter.sizes) == 9 and (drafter.crossed > 0) == crosses
+
+
+def test_the_first_nodes_that_fit():
+    """Rows are spent in order; one that is left goes to the next node of one row."""
+    rows = np.array([1, 2, 2, 1, 1])
+    for budget, expected in (
+        (0, []),
+        (1, [0]),
+        (2, [0, 3]),
+        (3, [0, 1]),
+        (4, [0, 1, 3]),
+        (5, [0, 1, 2]),
+        (6, [0, 1, 2, 3]),
+        (9, [0, 1, 2, 3, 4]),
+    ):
+        assert within(np.arange(5), rows, budget).tolist() == expected, budget
+    assert within(np.array([1, 2]), rows, 1).tolist() == []
+
+
+def test_what_comes_to_a_complete_block():
+    """Of a root with two masked positions: all that comes to its parents, the last token's kinds by their own counts."""
+    nodes = (((1, 1),), ((1, 1), (2, 1)), ((2, 1),), ((1, 1), (2, 2)), ((1, 1), (2, 1), (3, 1)))
+    plan = Plan.of(RankGraph(nodes, (60, 30, 20, 10, 25), 100), 2, 9, crosses=True)
+    assert plan.rows.tolist() == [1, 2, 1, 2] and plan.levels.tolist() == [1, 2, 1, 2]
+    assert plan.share.tolist() == pytest.approx([0.6, 0.6 * 30 / 40 + 0.2, 0.2, 0.6 * 10 / 40])
+    assert Plan.of(RankGraph(nodes, (60, 30, 20, 10, 25), 100), 2, 9).levels.tolist() == [1, 1]
+    alone = Plan.of(RankGraph((((1, 1),), ((1, 2),)), (60, 20), 100), 1, 9, crosses=True)
+    assert alone.share.tolist() == pytest.approx([0.75, 0.25]) and alone.rows.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(("pruned", "coupled"), VARIANTS)
+def test_crossing_saves_passes(pruned, coupled):
+    """On a target whose stale tokens mostly hold, the complete block is reached whatever the order."""
+    passes = []
     with unchecked():
-        generate(settled_target(seed=1), [1], drafter, params_of("standard", "T=0", 9))
-    assert max(drafter.sizes) == 9
+        for boundary in (True, False):
+            drafter = Calibrated(table(random_graph(np.random.default_rng(1), 90, 4), "standard"), pruned, coupled)
+            params = replace(params_of("standard", "T=0", 12), max_new_tokens=40, boundary=boundary)
+            passes.append(generate(settled_target(seed=3, block_length=4, crosses=True), [1], drafter, params).counts.nfe)
+    assert passes[0] < passes[1]
 
 
 def test_nearest_graph_or_a_clear_error():
