@@ -364,9 +364,10 @@ def grow_moving(
                 _propagate(nodes, candidates, edges, num_nodes, depth + 1, gain)
         best, highest = -1, 0.0
         for candidate in range(1, num_candidates):
-            rows = candidates.rows[candidate]
-            if candidates.reach[candidate] > highest * rows and candidates.node[candidate] < 0 and rows <= left:
-                best, highest = candidate, candidates.reach[candidate] / rows
+            if candidates.reach[candidate] > highest and candidates.node[candidate] < 0:
+                rows = candidates.rows[candidate]
+                if rows <= left and candidates.reach[candidate] / rows > highest:
+                    best, highest = candidate, candidates.reach[candidate] / rows
         if num_nodes == size or best < 0:
             break
         _select(scores, nodes, candidates, edges, num_nodes, best, ending)
