@@ -21,10 +21,11 @@ class Calibration:
     Depths that were seldom evaluated follow the overall ratio, and that begins above one: a drafter that understates is tried as well.
     """
 
-    PRIOR, HOPE = 4.0, 1.5  # expected guesses that the belief before any observation counts as, and that belief
+    PRIOR, HOPE = 4.0, 1.2  # walks that the belief before any observation counts as, and that belief
 
     def __init__(self, depths: int) -> None:
         self._expected, self._accepted = np.zeros(depths + 1), np.zeros(depths + 1)
+        self._walks = 0.0
         self._ratio = np.full(depths + 1, self.HOPE)
 
     def correct(self, graph: DraftGraph) -> Float64[np.ndarray, " n"]:
@@ -35,11 +36,14 @@ class Calibration:
         """Take note of a pass with guesses."""
         self._expected *= _MEMORY
         self._accepted *= _MEMORY
+        self._walks *= _MEMORY
         for graph, count in zip(graphs, accepted, strict=True):
             if len(graph) > 1:
                 self._expected += np.bincount(self._depths(graph), graph.reach[1:], minlength=len(self._expected))
                 self._accepted[1 : count + 1] += 1
-        overall = (self.PRIOR * self.HOPE + self._accepted.sum()) / (self.PRIOR + self._expected.sum())
+                self._walks += 1  # the depths of one walk end together, so it is one observation of the overall ratio
+        seen = float(self._accepted.sum() / max(self._expected.sum(), 1e-9))
+        overall = (self.PRIOR * self.HOPE + self._walks * seen) / (self.PRIOR + self._walks)
         self._ratio = (self.PRIOR * overall + self._accepted) / (self.PRIOR + self._expected)
 
     def _depths(self, graph: DraftGraph) -> Int64[np.ndarray, " n"]:

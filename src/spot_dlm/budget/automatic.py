@@ -19,6 +19,7 @@ from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.interfaces import DraftContext
 
 MOST_NODES = 32
+_FIRST_NODES = 8
 
 
 @runtime_checkable
@@ -78,7 +79,7 @@ class AutoBudget:
         self.profile, self.most = profile, most
         self.calibration, self.account = Calibration(most), Account.open(profile, most)
         self._drafting = [profile.drafting(nodes) for nodes in range(most + 1)]
-        self._used = most / 4  # nodes that recent passes evaluated at most
+        self._used = float(min(most, _FIRST_NODES))  # nodes that recent passes evaluated at most
         self._offered, self._drafts, self._tries = 1, 0, False  # of the coming pass: nodes offered, prompts drafted for, as a try
         self._expected = self._pass_ms = self._base_ms = 0.0
         self._prefix, self._costs = -1.0, np.zeros(0)
@@ -146,7 +147,7 @@ class AutoBudget:
         at_best = nodes / (costs[nodes * prompts] + prompts * self.profile.host_ms)
         return max(2, min(int(2 * self._used), self.most, int(at_best.argmax()) + 1))
 
-    def _curve(self, rows: int, prefix: float) -> Float64[np.ndarray, " R"]:
+    def _curve(self, rows: int, prefix: int | float) -> Float64[np.ndarray, " R"]:
         """Return the milliseconds by rows (from 0), at least so many; kept while the prefix stays."""
         if prefix != self._prefix or rows >= len(self._costs):
             self._costs = np.concatenate(([0.0], self.profile.curve(max(rows, 2 * self.most), prefix)))

@@ -4,7 +4,7 @@ Measured and kept by `tune`. Example: `profile.cost(rows=8, prefix=512)`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -61,16 +61,16 @@ class CostProfile:
         curves = np.apply_along_axis(isotonic, 0, np.apply_along_axis(isotonic, 1, curves))
         object.__setattr__(self, "pass_ms", tuple(tuple(row) for row in curves.tolist()))
 
-    def curve(self, most: int, prefix: float) -> Float64[np.ndarray, " R"]:
+    def curve(self, most: int, prefix: int | float) -> Float64[np.ndarray, " R"]:
         """Return the milliseconds of passes with 1 to `most` rows after `prefix` cached tokens, linear between what was measured."""
-        across = [_linear(np.arange(1, most + 1), self.rows, curve) for curve in self.pass_ms]
+        across = np.maximum.accumulate([_linear(np.arange(1, most + 1), self.rows, curve) for curve in self.pass_ms])
         if len(across) == 1:
             return across[0]
         i = int(np.clip(np.searchsorted(self.prefixes, prefix) - 1, 0, len(across) - 2))
         share = max(0.0, (prefix - self.prefixes[i]) / (self.prefixes[i + 1] - self.prefixes[i]))
         return np.maximum.accumulate(across[i] + share * (across[i + 1] - across[i]))
 
-    def cost(self, rows: int, prefix: float) -> float:
+    def cost(self, rows: int, prefix: int | float) -> float:
         """Return the milliseconds of one pass."""
         return float(self.curve(rows, prefix)[-1])
 
@@ -91,10 +91,22 @@ class CostProfile:
             ValueError: if a field is missing or no such thing.
         """
         try:
-            known = {f.name: _tuples(document[f.name]) for f in fields(cls)}
-            return cls(**known)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"cost profile: a field is missing or of another type ({error})") from error
+            return cls(
+                rows=tuple(int(r) for r in document["rows"]),
+                prefixes=tuple(int(p) for p in document["prefixes"]),
+                pass_ms=tuple(tuple(float(ms) for ms in curve) for curve in document["pass_ms"]),
+                draft_ms=tuple((int(n), float(ms)) for n, ms in document["draft_ms"]),
+                steps_per_pass=tuple((int(n), float(steps)) for n, steps in document["steps_per_pass"]),
+                host_ms=float(document["host_ms"]),
+                token_ms=float(document["token_ms"]),
+                drafter=str(document["drafter"]),
+                device=str(document["device"]),
+                dtype=str(document["dtype"]),
+                threads=int(document["threads"]),
+                block_length=int(document["block_length"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"cost profile: a field is missing or wrong ({error})") from error
 
 
 def isotonic(values: Sequence[float] | Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
@@ -114,7 +126,3 @@ def _linear(at: Int64[np.ndarray, " n"], known: Sequence[int], values: Sequence[
     half = int(np.searchsorted(known, known[-1] / 2, side="right")) - 1
     slope = (values[-1] - values[half]) / (known[-1] - known[half]) if 0 <= half < len(known) - 1 else 0.0
     return np.interp(at, known, values) + slope * np.maximum(0, at - known[-1])
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list | tuple) else value
