@@ -43,7 +43,7 @@ def test_prompts_have_as_many_tokens_as_asked() -> None:
 
 def test_every_method_runs_in_turn_and_is_compared() -> None:
     chosen = (Method("chain", 4), Method("chain", 4, boundary=False), Method("chain", "auto"), Method("ltr", 2))
-    plan = replace(SMALL, methods=chosen, limit=2, batches=(1, 2), temperatures=(1.0,), repeats=2, prefixes=(0, 100))
+    plan = replace(SMALL, methods=chosen, limit=2, batches=(1, 2), temperatures=(1.0,), repeats=2, prefixes=(100,))
     clock, seen = Clock(), []
     with unchecked():
         target = ToyTargetAdapter(SameRows(12, 8))
