@@ -224,9 +224,60 @@ def test_never_slower_and_near_the_best_fixed_number(curve: str) -> None:
             if bias != 1.0 and own == 0.1:
                 continue
             guesses, machine = Guesses(claimed, bias, truth), Machine(CURVES[curve], own)
-            rates = [simulate(AutoBudget(machine.profile(guesses)), machine, lambda *_, g=guesses: g, seed=s) for s in range(2)]
+            rates = [simulate(AutoBudget(machine.profile(guesses)), machine, lambda *_, g=guesses: g, 1500, seed=s) for s in range(2)]
             standard, best = machine.fixed([guesses], 1), machine.best_fixed([guesses])
             found[claim, own, bias] = min(rates) / standard, float(np.mean(rates)) / best
     assert min(slow for slow, _ in found.values()) >= 0.98, found
     cheap = [best for (_, own, _), (_, best) in found.items() if own < 1 and curve in ("flat", "cpu", "stepped", "one dearer")]
     assert not cheap or (min(cheap) >= 0.95 and np.mean(cheap) >= 0.98), found
+
+
+GOOD, FAIR, USELESS = Guesses((0.9,)), Guesses((0.5, 0.3)), Guesses((0.9,), truth=(0.0,))
+
+
+@pytest.mark.parametrize("curve", ["flat", "cpu", "stepped", "one cheaper"])
+def test_better_than_any_fixed_number_where_passes_differ(curve: str) -> None:
+    """A fixed number spends as much on a state of which little is known as on one that is clear."""
+    machine, kinds = Machine(CURVES[curve], own=0.1), [Guesses((0.95,)), FAIR, Guesses((0.15, 0.1))]
+    with unchecked():
+        rate = simulate(AutoBudget(machine.profile(FAIR)), machine, lambda _, rng: kinds[rng.integers(3)], steps=3000)
+    assert rate > (0.98 if curve == "flat" else 1.1) * machine.best_fixed(kinds), rate / machine.best_fixed(kinds)
+
+
+@pytest.mark.parametrize("own", [0.1, 1.0])
+def test_a_drafter_that_turns_good_or_bad_halfway(own: float) -> None:
+    machine = Machine(CURVES["cpu"], own)
+    standard, best = machine.fixed([GOOD], 1), machine.best_fixed([GOOD])
+    known = 2 / (1 / standard + 1 / best)  # standard decoding in the bad half, the best number in the good one
+    with unchecked():
+        falling = simulate(AutoBudget(machine.profile(GOOD)), machine, lambda done, _: GOOD if done < 1500 else USELESS, steps=3000)
+        rising = simulate(AutoBudget(machine.profile(USELESS)), machine, lambda done, _: USELESS if done < 1500 else GOOD, steps=3000)
+        never = simulate(AutoBudget(machine.profile(GOOD)), machine, lambda *_: USELESS, steps=2000)
+    assert falling > 0.9 * known and rising > 0.85 * known and never > 0.98 * standard, (falling / known, rising / known, never / standard)
+
+
+@pytest.mark.parametrize("prompts", [4, 16])
+def test_batches_share_rows(prompts: int) -> None:
+    """Where rows cost time, a batch takes fewer guesses for each prompt, and none at last."""
+    with unchecked():
+        for curve, guesses in product(("flat", "cpu", "stepped"), (GOOD, FAIR, USELESS)):
+            machine = Machine(CURVES[curve], own=0.02)
+            rate = simulate(AutoBudget(machine.profile(guesses)), machine, lambda *_, g=guesses: g, 800, prompts)
+            standard, best = machine.fixed([guesses], 1, prompts), machine.best_fixed([guesses], prompts)
+            assert rate > 0.97 * standard and rate > 0.93 * best, (curve, rate / standard, rate / best)
+
+
+def test_measurements_that_are_off_cost_little() -> None:
+    rng = np.random.default_rng(1)
+    with unchecked():
+        for curve, guesses in product(CURVES, (GOOD, FAIR)):
+            machine = Machine(CURVES[curve], own=0.1)
+            rate = simulate(AutoBudget(machine.profile(guesses, rng)), machine, lambda *_, g=guesses: g, 1000)
+            assert rate > 0.93 * machine.best_fixed([guesses]), (curve, rate / machine.best_fixed([guesses]))
+
+
+def test_decisions_follow_from_the_profile_and_the_decoded_data() -> None:
+    machine = Machine(CURVES["cpu"], own=0.1)
+    with unchecked():
+        first, second = (simulate(AutoBudget(machine.profile(FAIR)), machine, lambda *_: FAIR, 500) for _ in range(2))
+    assert first == second
