@@ -9,6 +9,7 @@ Example: `for id, event in decode_batch(target, [Request("a", "Add 47 and 38.")]
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from traceback import format_exception
@@ -125,9 +126,8 @@ class Batch(Generic[Id]):
         if not self._live:
             return events
         ids, live = list(self._live), list(self._live.values())
-        budget = self._shared_budget(live)
         clock = perf_counter()
-        outcomes = decode_pass(self._target, self._drafter, budget, live)
+        outcomes = decode_pass(self._target, self._drafter, self._budget or FixedBudget(1), live)
         share = (perf_counter() - clock) / len(live)
         for request_id, decoding, outcome in zip(ids, live, outcomes, strict=True):
             decoding.counts.total_s += share
@@ -135,13 +135,6 @@ class Batch(Generic[Id]):
             if isinstance(outcome, Exception) or decoding.result is not None:
                 del self._live[request_id]
         return events
-
-    def _shared_budget(self, live: Sequence[Decoding]) -> Budget:
-        """Return the budget, made when the first request needs it."""
-        asking = next((d for d in live if d.params.nodes == "auto"), None)
-        if self._budget is None and asking is not None:
-            self._budget = automatic_budget(self._target, self._drafter, asking.prompt_ids, asking.params)
-        return self._budget or FixedBudget(1)
 
     def _admit(self) -> list[tuple[Id, BatchEvent]]:
         """Start requests, first come first served, while there is room."""
@@ -159,6 +152,9 @@ class Batch(Generic[Id]):
             events.append((request_id, outcome))
             self._live[request_id] = decoding
             cached += decoding.num_cached
+            if self._budget is None and decoding.params.nodes == "auto":
+                with suppress(Exception):  # a prompt that cannot be decoded fails in its own pass, and the next one is tried
+                    self._budget = automatic_budget(self._target, self._drafter, decoding.prompt_ids, decoding.params)
         return events
 
 
