@@ -441,17 +441,28 @@ def test_passes_are_shared_and_the_time_too() -> None:
 
 
 def test_a_budget_is_made_only_for_requests_that_ask_and_off_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring decodes the first asking prompt; one that fails there fails alone, and the next is measured."""
     asked = []
 
-    def slow(*_: Any) -> AutoBudget:
+    def measured(target: Plain, drafter: Chain, prompt_ids: list[int], params: DecodeParams) -> AutoBudget:
         time.sleep(0.5)
-        asked.append(1)
+        asked.append(prompt_ids)
+        generate(target, prompt_ids, drafter, replace(params, nodes=2))
         return auto()
 
-    monkeypatch.setattr("spot_dlm.batch.budget_for", slow)
-    fixed, free = request("fixed", [1, 2], nodes=3), [request(f"free{i}", [3, 4], nodes="auto") for i in range(2)]
+    monkeypatch.setattr("spot_dlm.batch.automatic_budget", measured)
+    fixed, free = request("fixed", [1, 2], nodes=3), [request(f"free{i}", [3 + i, 4], nodes="auto") for i in range(2)]
     assert len(list(decode_batch(Together(), [fixed], Chain()))) > 2 and not asked
     log = Log()
     log.add(decode_batch(Together(), [fixed, *free], Chain()))
-    assert asked == [1] and len(log.results) == 3
+    assert asked == [[3, 4]] and len(log.results) == 3
     assert sum(r.counts.total_s for r in log.results.values()) < 0.5
+    asked.clear()
+    log = Log()
+    heavy = replace(FAILING["heavy"][0], params=free[0].params)
+    log.add(decode_batch(Together(), [heavy, *free], Chain()))
+    assert asked == [heavy.prompt, [3, 4]] and len(log.results) == 2 and str(log.of["heavy"][-1].error) == OUT_OF_MEMORY
+    asked.clear()
+    log = Log()
+    log.add(decode_batch(Together(), [heavy], Chain()))
+    assert asked == [heavy.prompt] and isinstance(log.of["heavy"][-1], Failed)
