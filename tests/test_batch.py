@@ -453,10 +453,11 @@ def test_a_budget_is_made_only_for_requests_that_ask_and_off_the_clock(monkeypat
     monkeypatch.setattr("spot_dlm.batch.automatic_budget", measured)
     fixed, free = request("fixed", [1, 2], nodes=3), [request(f"free{i}", [3 + i, 4], nodes="auto") for i in range(2)]
     assert len(list(decode_batch(Together(), [fixed], Chain()))) > 2 and not asked
-    log = Log()
+    log, began = Log(), time.perf_counter()
     log.add(decode_batch(Together(), [fixed, *free], Chain()))
+    seconds = time.perf_counter() - began
     assert asked == [[3, 4]] and len(log.results) == 3
-    assert sum(r.counts.total_s for r in log.results.values()) < 0.5
+    assert sum(r.counts.total_s for r in log.results.values()) <= seconds - 0.5
     asked.clear()
     log = Log()
     heavy = replace(FAILING["heavy"][0], params=free[0].params)
