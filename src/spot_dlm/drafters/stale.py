@@ -4,19 +4,20 @@ With coupled noise the candidates of step t + d use the noise of step t + d, kno
 with stale tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import no_type_check
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from numba import njit
 from torch import Tensor
 
+from spot_dlm.confidence import measure, round_to
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.interfaces import DraftContext
 from spot_dlm.state import MASKED, BlockState
-from spot_dlm.transition import Candidates, UnmaskRule, filter_logits, measure, round_to, temper
+from spot_dlm.transition import Candidates, UnmaskRule, filter_logits, temper
 
 
 def still_masked(candidates: Candidates, state: BlockState) -> Candidates:
@@ -93,12 +94,17 @@ def _levels(values: np.ndarray, above: np.ndarray, num_per_step: int, depths: in
     return level
 
 
-def _followed(found: Sequence[Candidates], rule: UnmaskRule, depths: int) -> Int64[np.ndarray, " m"]:
+def _followed(
+    positions: Int64[np.ndarray, " m"],
+    rank: Float32[np.ndarray, "D m"],
+    natural: Float32[np.ndarray, "D m"],
+    rule: UnmaskRule,
+    depths: int,
+) -> Int64[np.ndarray, " m"]:
     """Return the step at which `rule` commits each position, as `transition.select` would at every depth on what is left."""
-    rank, natural = np.stack([c.rank for c in found]), np.stack([c.natural for c in found])
     none = np.zeros(rank.shape, dtype=np.bool_)
     if rule.select == "left_to_right":
-        return _levels(np.broadcast_to(-found[0].positions.astype(np.float32), rank.shape), none, rule.num_per_step, depths)
+        return _levels(np.broadcast_to(-positions.astype(np.float32), rank.shape), none, rule.num_per_step, depths)
     if rule.select == "top":
         return _levels(rank, none, rule.num_per_step, depths)
     above = natural > rule.rounded_threshold if rule.strict else natural >= rule.rounded_threshold
@@ -120,7 +126,8 @@ def stale_chain(context: DraftContext, budget: int, rule: UnmaskRule, coupled: b
         return DraftGraph.root_only(root)
     settled = context.sampling.temperature == 0 or not coupled
     found = list(stale_candidates(context, 1 if settled else depths, coupled))
-    level = _followed(found, rule, depths)
+    natural = np.stack([c.natural for c in found])
+    level = _followed(masked, np.stack([c.rank for c in found]), natural, rule, depths)
     at = np.minimum(level, len(found)) - 1, np.arange(len(level))
     tokens = np.stack([c.tokens for c in found])[at]
     count = int(level.max())
@@ -131,14 +138,14 @@ def stale_chain(context: DraftContext, budget: int, rule: UnmaskRule, coupled: b
     canvases = np.tile(root.canvas, (count + 1, 1))
     canvases[:, masked] = np.where((level > 0) & (level <= depth[:, None]), tokens, MASKED)
     chances = np.ones(int(level.max()) + 1)
-    np.multiply.at(chances, level, np.stack([probabilities(c, rule) for c in found])[at])
+    np.multiply.at(chances, level, _probabilities(natural[at], rule))
     reach = np.concatenate(([1.0], np.cumprod(chances[1 : count + 1])))
     return DraftGraph(root.block, canvases, root.step + depth, reach, np.stack((depth[:-1], depth[1:]), axis=1))
 
 
-def probabilities(candidates: Candidates, rule: UnmaskRule) -> Float64[np.ndarray, " m"]:
-    """Return how probable each candidate's token is, from what the rule measures (exact for "probability")."""
-    natural = candidates.natural.astype(np.float64)
+def _probabilities(natural: Float32[np.ndarray, " m"], rule: UnmaskRule) -> Float64[np.ndarray, " m"]:
+    """Return how probable the tokens are, from what the rule measures of them (exact for "probability")."""
+    values = natural.astype(np.float64)
     if rule.confidence == "entropy":
-        return np.exp(natural)
-    return np.clip((1 + natural) / 2 if rule.confidence == "margin" else natural, 0, 1)
+        return np.exp(np.minimum(values, 0))
+    return np.clip((1 + values) / 2 if rule.confidence == "margin" else values, 0, 1)
