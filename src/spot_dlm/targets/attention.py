@@ -14,7 +14,7 @@ from torch import Tensor
 from spot_dlm.targets.kernels import Kernels
 from spot_dlm.targets.packing import Group
 from spot_dlm.targets.prefix_cache import aligned
-from spot_dlm.targets.products import MIN_ROWS, inner_spans
+from spot_dlm.targets.products import inner_spans, least_rows
 from spot_dlm.targets.weights import Weights
 
 
@@ -29,7 +29,7 @@ class Attention:
         heads, size, grouped, like = weights.kv_heads, weights.head_dim, weights.heads // weights.kv_heads, weights.embedding
         blocks, cached = 1 if group.context is None else 2, aligned(group.cache.length)
         per_segment, own = group.length * grouped, aligned(blocks * group.length)
-        least = MIN_ROWS if like.device.type == "cpu" and cached else 1
+        least = least_rows(like.device) if cached else 1
         n = max(count, rows // blocks, -(-least // per_segment))
         self._column = (blocks - 1) * group.length
         self._queries = like.new_zeros(heads, n, group.length, grouped, size)

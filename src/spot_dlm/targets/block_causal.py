@@ -17,7 +17,7 @@ from spot_dlm.state import MASKED
 from spot_dlm.targets.forward import run
 from spot_dlm.targets.packing import Group, Packed, Piece, chunks, pack
 from spot_dlm.targets.prefix_cache import PrefixCache
-from spot_dlm.targets.products import MIN_ROWS, linear
+from spot_dlm.targets.products import least_rows, linear
 from spot_dlm.targets.text import TextCodec
 from spot_dlm.targets.weights import Weights
 
@@ -147,7 +147,7 @@ class BlockCausalTarget:
 
     def _project(self, hidden: Float[Tensor, "R E"], packed: Float[Tensor, "m V"]) -> None:
         """Write the logits of the first m hidden states, in equal parts of a bounded number of bytes."""
-        parts = -(-len(hidden) // max(2 * MIN_ROWS, _HEAD_BYTES // (4 * self._spec.vocab_size)))
+        parts = -(-len(hidden) // max(2 * least_rows(hidden.device), _HEAD_BYTES // (4 * self._spec.vocab_size)))
         row = 0
         for part in hidden.tensor_split(parts):
             target = packed[row : row + len(part)]
@@ -155,7 +155,7 @@ class BlockCausalTarget:
             row += len(part)
 
     def _least_tokens(self, rows: int, length: int) -> int:
-        return max(MIN_ROWS if self._spec.device.type == "cpu" else 1, rows * length if rows > 1 else 1)
+        return max(least_rows(self._spec.device), rows * length if rows > 1 else 1)
 
     def _append(self, prefix: PrefixCache, token_ids: Int64[np.ndarray, " S"]) -> None:
         """Run tokens that follow the cache, one or more complete blocks, and append their keys and values."""

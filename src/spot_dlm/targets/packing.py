@@ -5,7 +5,7 @@ an all-mask block M one block later that sees C too. Segments of one query that 
 
     query 1: [incomplete canvases..., complete canvases...] [their M...]   query 2: [...] [...]   padding
 
-Equal canvases of one query are one segment. Knows nothing of weights. Example: `pack(pieces, mask_token_id, least_tokens=16)`.
+Equal canvases of one query are one segment. Knows nothing of weights. Example: `pack(pieces, mask_token_id).padded(16, 16)`.
 """
 
 from collections.abc import Iterator, Sequence

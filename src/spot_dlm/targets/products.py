@@ -1,7 +1,7 @@
 """Products with weights. On a CPU no row depends on the others, to the bit.
 
-There (float32, MKL) that holds for at least MIN_ROWS rows and at most _INNER summands (docs/log.md), so callers pad and longer sums are
-split. Knows nothing of passes. Example: `linear(x, layer.qkv)`.
+There (float32, MKL) that holds for at least `least_rows` rows and at most _INNER summands (docs/log.md), so callers pad and longer sums
+are split. Knows nothing of passes. Example: `linear(x, layer.qkv)`.
 """
 
 import torch
@@ -10,8 +10,12 @@ from torch import Tensor
 
 from spot_dlm.targets.weights import Linear
 
-MIN_ROWS = 16
 _INNER = 512
+
+
+def least_rows(device: torch.device) -> int:
+    """Return the number of rows below which a product rounds differently: on a CPU 16, or 8 for each thread."""
+    return max(16, 8 * torch.get_num_threads()) if device.type == "cpu" else 1
 
 
 def inner_spans(size: int, device: torch.device) -> list[slice]:
@@ -21,7 +25,7 @@ def inner_spans(size: int, device: torch.device) -> list[slice]:
 
 
 def linear(x: Float[Tensor, "M K"], layer: Linear) -> Float[Tensor, "M N"]:
-    """Return x @ matrix + bias of at least MIN_ROWS rows."""
+    """Return x @ matrix + bias of at least `least_rows` rows."""
     first, *others = inner_spans(x.shape[1], x.device)
     out = x[:, first] @ layer.matrix[first] if others else x @ layer.matrix
     for span in others:
