@@ -171,7 +171,8 @@ def test_wide_positions_are_drawn_from_the_whole_vocabulary(sampling: Sampling, 
     root, noise, depths = root_of(positions, 9), CoupledNoise(sampling.seed, 1), WHOLE_DEPTHS + 2
     outputs = read_outputs(positions, logits, sampling)
     kept = look_ahead(outputs, root, rule, sampling, noise, depths)
-    ahead = look_ahead(outputs, root, rule, sampling, noise, depths, logits=every, rows=rows)
+    among = read_outputs(np.array([5, 0, 2, 8, 0, 1]), every, sampling)
+    ahead = look_ahead(among, root, rule, sampling, noise, depths, logits=every, at=rows)
     wide = [0, 2, 3]
     for d in range(depths):
         if d >= WHOLE_DEPTHS:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, no_type_check
 
 import numpy as np
-from jaxtyping import Float32, Int8, Int16, Int64
+from jaxtyping import Float32, Int8, Int16, Int64, UInt64
 from numba import njit
 
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.effects import Effects
 from spot_dlm.interfaces import DraftContext, MaskedLogits
-from spot_dlm.lookahead import LookAhead, count_places, decisive_rank, look_ahead
+from spot_dlm.lookahead import LookAhead, count_places, decide, decision_of, look_ahead
 from spot_dlm.outputs import MAX_SURENESS, NUM_TOP, Outputs, read_outputs
 from spot_dlm.transition import Transition
 
@@ -100,19 +100,17 @@ def live_states(contexts: Sequence[DraftContext], depths: Sequence[int], with_ef
     temperature = np.array([c.sampling.temperature for c in contexts], dtype=np.float32)
     batch = _blank(size, length, count, temperature, np.array([c.rule.resolution == "bfloat16" for c in contexts], dtype=np.int8))
     for b, (context, (outputs, ahead)) in enumerate(zip(contexts, seen, strict=True)):
-        last, commits = context.last, _commits_of(context)
+        last, root, commits = context.last, context.root, _commits_of(context)
         for back, transition in enumerate(context.history[-2:-4:-1]):
             batch.past[b, back, transition.candidates.positions] = transition.candidates.fine
-        best = np.ascontiguousarray(ahead.fine[..., 0])
-        rank = decisive_rank(best, context.root.masked[None], context.rule)
         _fill(
-            context.root.canvas, context.root.step, commits.step, commits.fine, last.positions, outputs.positions, outputs.ids,
-            outputs.logp, outputs.log_rest, outputs.entropy, last.candidates.fine, ahead.tokens, best, rank, ahead.margin,
-            batch.status[b], batch.age[b], batch.commit_fine[b], batch.logp[b], batch.log_rest[b], batch.entropy[b], batch.fine[b],
-            batch.ahead_fine[b], batch.ahead_rank[b], batch.margin[b], batch.agree[b],
+            b, root.canvas, root.step, commits.step, commits.fine, last.positions, outputs.positions, outputs.ids, outputs.logp,
+            outputs.log_rest, outputs.entropy, last.candidates.fine, ahead.tokens, ahead.fine, ahead.margin, *decision_of(context.rule),
+            batch.status, batch.age, batch.commit_fine, batch.logp, batch.log_rest, batch.entropy, batch.fine,
+            batch.ahead_fine, batch.ahead_rank, batch.margin, batch.agree,
         )  # fmt: skip
         if with_effects and context.graph is not None and context.evaluated is not None:
-            advanced = context.root.step - int(context.graph.steps[0])
+            advanced = root.step - int(context.graph.steps[0])
             effects = remember(context.memory, context.graph, context.evaluated, last.before.canvas, advanced)
             batch.effect[b], batch.known[b] = _expected(effects, last, ahead.tokens[0, :, 0])
     return batch, [ahead for _, ahead in seen]
@@ -131,11 +129,23 @@ def _blank(size: int, length: int, count: int, temperature: Float32[np.ndarray, 
 def _look(context: DraftContext, depths: int) -> tuple[Outputs, LookAhead]:
     """Read the last distributions and look ahead at the root's masked positions."""
     last, root, sampling = context.last, context.root, context.sampling
-    sampled = sampling.temperature > 0
-    outputs = read_outputs(last.before.masked, context.logits, sampling, NUM_TOP if sampled else NUM_LOGP)
-    at = np.flatnonzero(root.canvas[last.before.masked] == -1)
-    known = (root, context.rule, sampling, context.noise, depths, last.candidates.fine[at])
-    return outputs, look_ahead(outputs.take(at), *known, context.logits if sampled else None, at)
+    before, fine = last.before.masked, last.candidates.fine
+    at = np.flatnonzero(root.canvas[before] == -1)
+    given = (root, context.rule, sampling, context.noise, depths, fine)
+    if sampling.temperature == 0:
+        outputs = read_outputs(before, context.logits, sampling, NUM_LOGP)
+        return outputs, look_ahead(outputs, *given, at=at)
+    outputs = read_outputs(before, context.logits, sampling, NUM_TOP)
+    return outputs, look_ahead(outputs, *given, context.logits, at, _step_keys(context, depths))
+
+
+def _step_keys(context: DraftContext, depths: int) -> UInt64[np.ndarray, " D"]:
+    """Return the keys of the coming steps' noise; the block's memory holds those that an earlier draft asked for."""
+    known, root = context.memory.setdefault("step_keys", {}), context.root
+    for step in range(root.step, root.step + depths):
+        if step not in known:
+            known[step] = context.noise.step_key(root.block, step)
+    return np.array([known[step] for step in range(root.step, root.step + depths)], dtype=np.uint64)
 
 
 @dataclass
@@ -155,8 +165,8 @@ def _commits_of(context: DraftContext) -> _Commits:
     if not isinstance(known, _Commits) or known.count > len(history) or (known.count and history[known.count - 1] is not known.last):
         known = _Commits(np.full(length, -1), np.zeros(length, np.float32))
     for transition in history[known.count :]:
-        at = np.searchsorted(transition.candidates.positions, transition.positions)
-        known.step[transition.positions], known.fine[transition.positions] = transition.before.step, transition.candidates.fine[at]
+        step, candidates = transition.before.step, transition.candidates
+        _take_commits(transition.positions, candidates.positions, candidates.fine, step, known.step, known.fine)
         known.last = transition
     known.count = len(history)
     context.memory["commits"] = known
@@ -165,30 +175,37 @@ def _commits_of(context: DraftContext) -> _Commits:
 
 @njit(cache=True)
 @no_type_check
+def _take_commits(positions, candidates, fine, step, out_step, out_fine):
+    for i in positions:
+        out_step[i], out_fine[i] = step, fine[np.searchsorted(candidates, i)]
+
+
+@njit(cache=True)
+@no_type_check
 def _fill(
-    canvas, step, commit_step, committed, just, before, ids, kept, rest, spread, stale, tokens, best, rank, gap,
+    b, canvas, step, commit_step, committed, just, before, ids, kept, rest, spread, stale, tokens, values, gap,
+    to_the_left, is_log, rounded, threshold, strict,
     status, age, commit_fine, logp, log_rest, entropy, fine, ahead_fine, ahead_rank, margin, agree,
 ):  # fmt: skip
-    """Fill one state of a batch: `before` are the positions of the last distributions, `just` those that the last transition took."""
-    length, num_logp = len(canvas), min(kept.shape[1], logp.shape[1])
-    for i in range(length):
-        status[i], age[i] = 0, 0
+    """Fill state b of a batch: `before` are the positions of the last distributions, `just` those that the last transition took."""
+    for i in range(len(canvas)):
+        status[b, i], age[b, i] = 0, 0
         if commit_step[i] >= 0:
-            status[i], age[i], commit_fine[i] = 1, step - commit_step[i] - 1, committed[i]
+            status[b, i], age[b, i], commit_fine[b, i] = 1, step - commit_step[i] - 1, committed[i]
     for i in just:
-        status[i] = 2
+        status[b, i] = 2
     num = 0
     for r in range(len(before)):
         i = before[r]
-        logp[i] = -80.0
-        logp[i, :num_logp] = kept[r, :num_logp]
-        log_rest[i], entropy[i], fine[i] = rest[r], spread[r], stale[r]
+        for k in range(logp.shape[2]):
+            logp[b, i, k] = kept[r, k] if k < kept.shape[1] else -80.0
+        log_rest[b, i], entropy[b, i], fine[b, i] = rest[r], spread[r], stale[r]
         if canvas[i] == -1:
-            status[i] = 3
-            for d in range(len(ahead_fine)):
-                e = min(d, len(best) - 1)
-                ahead_fine[d, i], ahead_rank[d, i], margin[d, i] = best[e, num], rank[e, num], gap[e, num]
-                agree[d, i] = tokens[e, num, 0] == ids[r, 0]
+            status[b, i] = 3
+            for d in range(ahead_fine.shape[1]):
+                e = min(d, len(gap) - 1)
+                ahead_fine[b, d, i], margin[b, d, i], agree[b, d, i] = values[e, num, 0], gap[e, num], tokens[e, num, 0] == ids[r, 0]
+                ahead_rank[b, d, i] = decide(values[e, num, 0], i, to_the_left, is_log, rounded, threshold, strict)
             num += 1
 
 
@@ -254,30 +271,9 @@ def sureness(fine: float) -> float:
 @njit(cache=True)
 @no_type_check
 def _encode(
-    status: Int8[np.ndarray, "B L"],
-    age: Int16[np.ndarray, "B L"],
-    commit_fine: Float32[np.ndarray, "B L"],
-    logp: Float32[np.ndarray, "B L 8"],
-    log_rest: Float32[np.ndarray, "B L"],
-    entropy: Float32[np.ndarray, "B L"],
-    fine: Float32[np.ndarray, "B L"],
-    past: Float32[np.ndarray, "B 2 L"],
-    ahead_fine: Float32[np.ndarray, "B E L"],
-    ahead_rank: Float32[np.ndarray, "B E L"],
-    margin: Float32[np.ndarray, "B E L"],
-    agree: Int8[np.ndarray, "B E L"],
-    effect: Float32[np.ndarray, "B L L"],
-    known: Float32[np.ndarray, "B L"],
-    temperature: Float32[np.ndarray, " B"],
-    rounded: Int8[np.ndarray, " B"],
-    x: Float32[np.ndarray, "B L F"],
-    linear: Float32[np.ndarray, "B D L K"],
-    token: Float32[np.ndarray, "B D L M"],
-    out_sure: Float32[np.ndarray, "B D L"],
-    out_effect: Float32[np.ndarray, "B L L"],
-    out_known: Float32[np.ndarray, "B L"],
-    out_known_root: Float32[np.ndarray, " B"],
-) -> None:
+    status, age, commit_fine, logp, log_rest, entropy, fine, past, ahead_fine, ahead_rank, margin, agree, effect, known,
+    temperature, rounded, x, linear, token, out_sure, out_effect, out_known, out_known_root,
+):  # fmt: skip
     """Fill the outputs; features are scaled to about one, sureness and effects are in nats."""
     size, length = status.shape
     known_depths = ahead_fine.shape[1]

@@ -8,11 +8,12 @@ Example: `look_ahead(read_outputs(root.masked, logits, sampling), root, UnmaskRu
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import no_type_check
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int, Int64
+from jaxtyping import Float, Float32, Int, Int64, UInt64
 from numba import njit
 from torch import Tensor
 
@@ -47,14 +48,15 @@ def look_ahead(
     sampling: Sampling,
     noise: CoupledNoise,
     depths: int,
-    fine: Float32[np.ndarray, " m"] | None = None,
-    logits: Float[Tensor, "M V"] | None = None,
-    rows: Int64[np.ndarray, " m"] | None = None,
+    fine: Float32[np.ndarray, " r"] | None = None,
+    logits: Float[Tensor, "r V"] | None = None,
+    at: Int64[np.ndarray, " m"] | None = None,
+    keys: UInt64[np.ndarray, " D"] | None = None,
 ) -> LookAhead:
-    """Return the look-ahead of the root's masked positions (those of `outputs`) from the root's own step on.
+    """Return the look-ahead of the root's masked positions from the root's own step on.
 
     Args:
-        outputs: stale distributions at the root's masked positions.
+        outputs: stale distributions, those of the root's masked positions among them.
         root: the certain next state.
         rule: says what confidence is.
         sampling: temperature and filters.
@@ -63,27 +65,32 @@ def look_ahead(
         fine: the last transition's ranking values: what the best tokens keep at temperature 0, and every token under rules whose
             confidence does not depend on the token drawn (margin, entropy, ...).
         logits: stale logits, so that tokens outside the best few are drawn where these leave a share of the mass.
-        rows: rows of `logits` that belong to `outputs`; None if they are the same.
+        at: rows of `outputs`, `fine` and `logits` that belong to the root's masked positions; None if they all do.
+        keys: `noise.step_keys` of the steps, where they are known.
     """
-    sampled = sampling.temperature > 0
-    keys = noise.step_keys(root.block, range(root.step, root.step + max(depths, 1))) if sampled else _NO_KEYS
-    shape = (len(keys) or 1, len(outputs.positions))
+    at, sampled = np.arange(len(outputs.positions)) if at is None else at, sampling.temperature > 0
+    if not sampled:
+        keys = _NO_KEYS
+    elif keys is None:
+        keys = noise.step_keys(root.block, range(root.step, root.step + max(depths, 1)))
+    shape = (len(keys) or 1, len(at))
     ahead = LookAhead(np.empty((*shape, 2), np.int64), np.empty((*shape, 2), np.float32), np.empty(shape, np.float32))
     lacking = np.empty(shape[1], np.float32)
     ranked = _ranked(outputs, rule, fine)
     arrays = (outputs.ids, outputs.scores, outputs.source, ranked, ahead.tokens, ahead.fine, ahead.margin, lacking)
-    _look(keys, outputs.positions, *arrays)
+    _look(keys, outputs.positions, at, *arrays)
     if not sampled and fine is not None:
-        ahead.fine[0, :, 0] = fine
+        ahead.fine[0, :, 0] = fine[at]
     elif sampled and logits is not None:
         wide = np.flatnonzero(lacking > WIDE_TAIL)
         if len(wide):
-            of_wide = logits[torch.from_numpy(wide if rows is None else rows[wide]).to(logits.device)]
-            _draw_whole(ahead, wide, outputs.positions[wide], of_wide, root, rule, sampling, noise)
+            rows = at[wide]
+            of_wide = logits[torch.from_numpy(rows).to(logits.device)]
+            _draw_whole(ahead, wide, outputs.positions[rows], of_wide, root, rule, sampling, noise)
     return ahead
 
 
-def _ranked(outputs: Outputs, rule: UnmaskRule, fine: Float32[np.ndarray, " m"] | None) -> Float32[np.ndarray, "m _"]:
+def _ranked(outputs: Outputs, rule: UnmaskRule, fine: Float32[np.ndarray, " r"] | None) -> Float32[np.ndarray, "r _"]:
     """Return the unrounded ranking value of every kept token, or of every position where the token does not matter."""
     if rule.confidence != "probability":
         return np.ascontiguousarray(outputs.logp[:, :1] if fine is None else fine[:, None], dtype=np.float32)
@@ -135,6 +142,7 @@ def _normalised(scores: Float32[np.ndarray, "m K"]) -> Float32[np.ndarray, "m K"
 def _look(
     keys: np.ndarray,
     positions: np.ndarray,
+    at: np.ndarray,
     ids: np.ndarray,
     scores: np.ndarray,
     source: np.ndarray,
@@ -144,23 +152,24 @@ def _look(
     margin: np.ndarray,
     lacking: np.ndarray,
 ) -> None:
-    """Fill a look-ahead; keys[d] is that of step d's noise, none of them is temperature 0.
+    """Fill a look-ahead from rows `at`; keys[d] is that of step d's noise, none of them is temperature 0.
 
     lacking[i] is the share of the mass that the kept tokens lack, 0 where a filter cuts among them.
     """
     last, ranks = ids.shape[1] - 1, ranked.shape[1] - 1
-    for i in range(len(positions)):
+    for i in range(len(at)):
+        r = at[i]
         lacking[i] = 0.0
-        if np.isfinite(scores[i, last]):
+        if len(keys) and np.isfinite(scores[r, last]):
             lacking[i] = 1.0
             for k in range(last + 1):
-                lacking[i] -= exp_negative(source[i, k])
+                lacking[i] -= exp_negative(source[r, k])
         for d in range(len(margin)):
-            best, second, gap = 0, min(1, last), scores[i, 0] - scores[i, min(1, last)]
+            best, second, gap = 0, min(1, last), scores[r, 0] - scores[r, min(1, last)]
             if len(keys):
-                best, second, gap = _race_two(keys[d], positions[i], ids[i], scores[i])
-            tokens[d, i, 0], tokens[d, i, 1] = ids[i, best], ids[i, second] if second != best else -1
-            fine[d, i, 0], fine[d, i, 1], margin[d, i] = ranked[i, min(best, ranks)], ranked[i, min(second, ranks)], gap
+                best, second, gap = _race_two(keys[d], positions[r], ids[r], scores[r])
+            tokens[d, i, 0], tokens[d, i, 1] = ids[r, best], ids[r, second] if second != best else -1
+            fine[d, i, 0], fine[d, i, 1], margin[d, i] = ranked[r, min(best, ranks)], ranked[r, min(second, ranks)], gap
 
 
 @njit(cache=True)
@@ -194,33 +203,52 @@ def _race_two(key: np.uint64, position: int, ids: np.ndarray, scores: np.ndarray
     return best, second, min(first_value - second_value, np.float32(80.0))
 
 
+Decision = tuple[bool, bool, bool, float, bool]
+"""What makes a ranking value decisive, for compiled code (`decide`): left to right, logarithmic, rounded, threshold, strict."""
+
+
+@lru_cache
+def decision_of(rule: UnmaskRule) -> Decision:
+    """Return how the rule orders positions."""
+    threshold = rule.threshold if rule.select == "leftmost_above" else np.inf
+    is_log = rule.confidence in ("probability", "max_probability")
+    return rule.select == "left_to_right", is_log, rule.resolution == "bfloat16", threshold, rule.strict
+
+
 def decisive_rank(
     fine: Float32[np.ndarray, "*shape"], positions: Int[np.ndarray, "*#shape"], rule: UnmaskRule
 ) -> Float32[np.ndarray, "*shape"]:
     """Return the number by which the rule orders positions (higher first, then the lower position), from unrounded ranking values."""
     if rule.select == "left_to_right":
         return np.zeros_like(fine) - positions.astype(np.float32)
-    if rule.resolution == "float32" and rule.select != "leftmost_above":
-        return fine
     rank = np.array(fine, dtype=np.float32, order="C")
-    is_log = rule.confidence in ("probability", "max_probability")
-    threshold = rule.threshold if rule.select == "leftmost_above" else np.inf
-    _decide(rank.reshape(-1), is_log, rule.resolution == "bfloat16", np.float32(threshold), rule.strict)
+    _decide_each(rank.reshape(-1), *decision_of(rule))
     return rank
 
 
 @njit(cache=True)
 @no_type_check
-def _decide(values: np.ndarray, is_log: bool, rounded: bool, threshold: np.float32, strict: bool) -> None:
-    """Replace ranking values by what decides: rounded to bfloat16 (nearest even), and infinite above the threshold."""
+def decide(fine: np.float32, position: int, to_the_left: bool, is_log: bool, rounded: bool, threshold: float, strict: bool) -> np.float32:
+    """Return what orders positions: the ranking value, rounded to bfloat16 (nearest even) if the rule does; infinite above a threshold."""
+    if to_the_left:
+        return np.float32(-position)
+    if not rounded and threshold == np.inf:
+        return fine
+    natural, least = np.exp(fine) if is_log else fine, np.float32(threshold)
+    if natural > least or (natural == least and not strict):
+        return np.float32(np.inf)
+    if not rounded:
+        return fine
+    bits = np.float32(min(natural, np.float32(1)) if is_log else natural).view(np.uint32)
+    bits = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return np.uint32(bits).view(np.float32)
+
+
+@njit(cache=True)
+@no_type_check
+def _decide_each(values: np.ndarray, to_the_left: bool, is_log: bool, rounded: bool, threshold: float, strict: bool) -> None:
     for i in range(len(values)):
-        natural = np.exp(values[i]) if is_log else values[i]
-        if natural > threshold or (natural == threshold and not strict):
-            values[i] = np.inf
-        elif rounded:
-            bits = np.float32(min(natural, np.float32(1)) if is_log else natural).view(np.uint32)
-            bits = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-            values[i] = np.uint32(bits).view(np.float32)
+        values[i] = decide(values[i], 0, to_the_left, is_log, rounded, threshold, strict)
 
 
 def rule_order(fine: Float32[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], rule: UnmaskRule) -> Int64[np.ndarray, "D m"]:
