@@ -14,7 +14,7 @@ from spot_dlm.decode import decode_steps
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters import order as order_drafter
-from spot_dlm.features import Encoded, encode, live_state
+from spot_dlm.features import Encoded, encode, live_state, live_states
 from spot_dlm.interfaces import DraftContext
 from spot_dlm.record import Recording, TraceSetting
 from spot_dlm.trace_states import BEST, OTHER, SECOND, TraceStates
@@ -99,16 +99,16 @@ def test_a_drafter_reads_what_it_was_trained_on(tmp_path: Path, monkeypatch: pyt
     states, numbers = TraceStates(traces), state_numbers(traces)
     seen: list[tuple[int, int, Encoded]] = []
 
-    def reading(context: DraftContext, depths: int, with_effects: bool) -> tuple:
-        at.append((context.last.before.block, context.last.before.step))
-        return live_state(context, depths, with_effects)
+    def reading(contexts: list[DraftContext], depths: list[int], with_effects: bool) -> tuple:
+        at.extend((context.last.before.block, context.last.before.step) for context in contexts)
+        return live_states(contexts, depths, with_effects)
 
     def keeping(batch: object, depths: int) -> Encoded:
         seen.append((*at[-1], encode(batch, depths)))
         return seen[-1][2]
 
     at: list[tuple[int, int]] = []
-    monkeypatch.setattr(order_drafter, "live_state", reading)
+    monkeypatch.setattr(order_drafter, "live_states", reading)
     monkeypatch.setattr(order_drafter, "encode", keeping)
     drafter = order_drafter.Order(load_order_model(folder))
     drafted, known = 0, 0

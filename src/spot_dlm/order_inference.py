@@ -1,42 +1,24 @@
-"""One root at a time, fast: the order model's scores for a single draft on the CPU, with as few operations as possible.
+"""The order model while decoding: the same scores as `OrderModel.forward`, on the CPU, for many roots at once and in few calls.
 
-The same function as `order_model.OrderModel` (to rounding), with normalisation weights folded into the matrices, biases per block length
-prepared once, and heads on the masked positions only. Knows nothing of growth's result and of training.
+All passes of a decode share it: one run of the encoder, then one compiled function for each root. Knows nothing of growth's result and of
+training.
 
-Example: `FastScorer(model)(encoded, masked, look_ahead)` is what `growth.grow` takes.
+Example: `FastScorer(model)(encode(batch, depths=8), [root.masked], [look_ahead], [8])[0]` is what `growth.grow` takes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import no_type_check
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
-from torch.nn import functional
+from jaxtyping import Float32, Int64
+from numba import njit
 
-from spot_dlm.features import Encoded
+from spot_dlm.features import NUM_TOKEN, Encoded
 from spot_dlm.growth import Moving, OrderScores
 from spot_dlm.lookahead import LookAhead
-from spot_dlm.order_model import Layer, LinearScore, OrderModel, relative_distances
-
-
-@dataclass(frozen=True)
-class _FastLayer:
-    """A transformer layer's matrices, transposed for `x @ w`, the norms' weights folded in."""
-
-    qkv: Float[Tensor, "W 3W"]
-    qkv_bias: Float[Tensor, " 3W"]
-    out: Float[Tensor, "W W"]
-    up: Float[Tensor, "W F"]
-    up_bias: Float[Tensor, " F"]
-    down: Float[Tensor, "F W"]
-    distance: Float[Tensor, "heads R"]
-
-
-def _fold(weight: Tensor, bias: Tensor | None, norm: torch.nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """Return (matrix, bias) that act on the plain normalised input as the layer acts on the affine one."""
-    own = weight @ norm.bias
-    return (weight * norm.weight).t().contiguous(), own if bias is None else own + bias
+from spot_dlm.order_encoder import OrderEncoder
+from spot_dlm.order_model import OrderModel
 
 
 class FastScorer:
@@ -48,112 +30,131 @@ class FastScorer:
 
     @torch.inference_mode()
     def __init__(self, model: OrderModel) -> None:
-        self.config = model.config
-        self.linear: LinearScore = model.linear
-        self._bias: dict[int, list[Tensor]] = {}
-        self._relative: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._sharpness = model.sharpness.numpy()
-        self._weight = model.linear.weight.numpy()
-        self._kind_weight, self._kind_bias = model.linear.token.weight.t().contiguous(), model.linear.token.bias
-        if model.config.kind == "linear":
-            return
-        self.embed, self.embed_bias = model.embed.weight.t().contiguous(), model.embed.bias
-        self.layers = [self._prepare(layer) for layer in model.layers if isinstance(layer, Layer)]
-        self.heads, self.heads_bias = _fold(model.heads.weight, None, model.norm)
-        self.ends = model.split
-        self.depth, self.gate_node, self.gate_out = model.depth, model.gate_node.numpy(), model.gate_out.numpy()
-        self.dynamic = model.dynamic.numpy()
-        self.token_in, self.token_out = model.token_in.weight.t().contiguous(), model.token_out.weight.t().contiguous()
-        self.token_depth = model.token_depth + model.token_in.bias
+        config = self.config = model.config
+        linear = model.linear
+        self._encoder = OrderEncoder(model) if config.kind == "order" else None
+        self._relative = (linear.pair.numpy(), linear.last.numpy())
+        sharpness, weight = model.sharpness.numpy(), linear.weight.numpy()
+        self._sharpness = sharpness
+        self._weight = [np.ascontiguousarray(weight[:, 0] + rounded * weight[:, 1]) for rounded in (0, 1)]
+        self._kinds = (linear.token.weight.numpy(), linear.token.bias.numpy())
+        shape = (config.depths, 0), (0, NUM_TOKEN), (config.depths, 0), (3, 0)
+        self._tables = tuple(np.zeros(s, np.float32) for s in shape)
+        gate_node, self._gate_out = np.zeros((config.depths, 0), np.float32), np.zeros(0, np.float32)
+        if config.kind == "order":
+            tables = (model.depth, model.token_in.weight, model.token_depth + model.token_in.bias, model.token_out.weight)
+            self._tables = tuple(np.ascontiguousarray(t.numpy()) for t in tables)
+            gate_node, self._gate_out = model.gate_node.numpy(), model.gate_out.numpy()
+            dynamic = model.dynamic.numpy()
+            self._dynamic = [(dynamic[0] + rounded * dynamic[1]) * sharpness[rounded] for rounded in (0, 1)]
+        self._gate_node = [gate_node * sharpness[rounded] for rounded in (0, 1)]
 
-    def _prepare(self, layer: Layer) -> _FastLayer:
-        width = self.config.width
-        scale = torch.ones(3 * width, 1)
-        scale[:width] = (width // self.config.heads) ** -0.5
-        qkv, qkv_bias = _fold(layer.qkv.weight * scale, None, layer.attention_norm)
-        up, up_bias = _fold(layer.up.weight, layer.up.bias, layer.feed_norm)
-        out, down = layer.out.weight.t().contiguous(), layer.down.weight.t().contiguous()
-        return _FastLayer(qkv, qkv_bias, out, up, up_bias, down, layer.distance)
-
-    def _biases(self, length: int) -> list[Tensor]:
-        if length not in self._bias:
-            at = relative_distances(length)
-            self._bias[length] = [layer.distance[:, at].contiguous() for layer in self.layers]
-        return self._bias[length]
-
-    def _relatives(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-        if length not in self._relative:
-            at = relative_distances(length)
-            self._relative[length] = (self.linear.pair[at].numpy(), self.linear.last[at].numpy())
-        return self._relative[length]
-
-    @torch.inference_mode()
-    def __call__(self, encoded: Encoded, masked: Int64[np.ndarray, " m"], ahead: LookAhead, token_branches: bool = True) -> OrderScores:
-        """Return the scores of one root's masked positions.
+    def __call__(
+        self,
+        encoded: Encoded,
+        masked: Sequence[Int64[np.ndarray, " _"]],
+        aheads: Sequence[LookAhead],
+        depths: Sequence[int],
+        token_branches: bool = True,
+    ) -> list[OrderScores]:
+        """Return the scores of the masked positions of B roots.
 
         Args:
-            encoded: features of one state (batch size 1).
-            masked: masked positions of the root.
-            ahead: the look-ahead at these positions.
+            encoded: features of their states; depths beyond the last one are as that.
+            masked: masked positions of each root.
+            aheads: the look-ahead at these positions.
+            depths: depths wanted of each.
             token_branches: give second-best tokens their probability, else none.
         """
-        depths, length = encoded.linear.shape[1:3]
-        weight = self._weight[:, 0] + self._weight[:, 1] if encoded.rounded[0] else self._weight[:, 0]
-        by_depth = weight[0] + np.minimum(np.arange(depths, dtype=np.float32), self.config.depths - 1)[:, None] * (
-            weight[1] / np.float32(8)
-        )
-        base = np.einsum("dmk,dk->dm", encoded.linear[0].take(masked, axis=1), by_depth)
-        pair, last = (table[masked[:, None], masked] for table in self._relatives(length))
-        token = torch.from_numpy(encoded.token[0].take(masked, axis=1))
-        kinds = torch.addmm(self._kind_bias, token.view(-1, token.shape[-1]), self._kind_weight)
-        count = len(masked)
-        moving = None
-        if self.config.kind == "linear":
-            gate_node, gate_commit = np.zeros((depths, 0), np.float32), np.zeros((count, 0), np.float32)
-            gate_position, gate_out = gate_commit, np.zeros(0, np.float32)
-        else:
-            parts = self._heads(torch.from_numpy(encoded.positions[0]), masked)
-            which = np.minimum(np.arange(depths), self.config.depths - 1)
-            deep = depths <= self.config.depths
-            base = base + (self.depth[:depths] if deep else self.depth[torch.from_numpy(which)]).mm(parts[0].t()).numpy()
-            pair = pair + parts[1].mm(parts[2].t()).numpy()
-            last = last + parts[3].mm(parts[4].t()).numpy()
-            gate_node, gate_out = self.gate_node[which], self.gate_out
-            gate_commit, gate_position = np.ascontiguousarray(parts[5].numpy()), np.ascontiguousarray(parts[6].numpy())
-            effect = encoded.effect[0][masked[:, None], masked] + parts[8].mm(parts[9].t()).numpy()
-            rounded = bool(encoded.rounded[0])
-            dynamic = self.dynamic[0] + self.dynamic[1] if rounded else self.dynamic[0]
-            dynamic = dynamic * self._sharpness[int(rounded)]
-            sure, known = encoded.sure[0].take(masked, axis=1), encoded.known[0][masked]
-            moving = Moving(sure, np.ascontiguousarray(effect, np.float32), known, float(encoded.known_root[0]), dynamic, rounded)
-            mixed = (token.view(-1, token.shape[-1]) @ self.token_in).view(depths, count, -1)
-            by_place = self.token_depth[:depths] if deep else self.token_depth[torch.from_numpy(which)]
-            mixed.add_(by_place[:, None]).add_(parts[7])
-            kinds.addmm_(mixed.relu_().view(-1, mixed.shape[-1]), self.token_out)
-        chances = kinds.softmax(dim=-1).numpy().reshape(depths, count, 3)[:, :, :2].copy()
-        if not token_branches:
-            chances[..., 1] = 0
-        tokens = ahead.tokens[np.minimum(np.arange(depths), len(ahead.tokens) - 1)]
-        f32, sharp = np.float32, self._sharpness[int(encoded.rounded[0])]
-        base, pair, last = base * sharp, pair * sharp, last * sharp
-        gate_node, gate_commit, gate_position = gate_node * sharp, gate_commit * sharp, gate_position * sharp
-        return OrderScores(
-            masked, tokens, chances, np.ascontiguousarray(base, f32), np.ascontiguousarray(pair, f32), np.ascontiguousarray(last, f32),
-            gate_node, gate_commit, gate_position, gate_out, moving,
-        )  # fmt: skip
+        length = encoded.positions.shape[1]
+        heads = np.zeros((sum(map(len, masked)), 0), np.float32)
+        if self._encoder is not None:
+            heads = self._encoder.run(encoded.positions, np.concatenate([at + b * length for b, at in enumerate(masked)]))
+        ends = np.cumsum([len(at) for at in masked]).tolist()
+        parts = zip(masked, aheads, depths, [0, *ends[:-1]], ends, strict=True)
+        return [
+            self._score(encoded, b, at, ahead, wanted, heads[begin:end], token_branches)
+            for b, (at, ahead, wanted, begin, end) in enumerate(parts)
+        ]
 
-    def _heads(self, positions: Float[Tensor, "L F"], masked: Int64[np.ndarray, " m"]) -> tuple[Tensor, ...]:
-        """Run the encoder over the block and the heads over its masked positions."""
-        length, width = positions.shape[0], self.config.width
-        heads = self.config.heads
-        x = torch.addmm(self.embed_bias, positions, self.embed)
-        for layer, bias in zip(self.layers, self._biases(length), strict=True):
-            normal = functional.layer_norm(x, (width,))
-            qkv = torch.addmm(layer.qkv_bias, normal, layer.qkv).view(length, 3, heads, width // heads).permute(1, 2, 0, 3)
-            weights = torch.baddbmm(bias, qkv[0], qkv[1].transpose(1, 2)).softmax(dim=-1)
-            mixed = torch.bmm(weights, qkv[2]).transpose(0, 1).reshape(length, width)
-            x = torch.addmm(x, mixed, layer.out)
-            normal = functional.layer_norm(x, (width,))
-            x = torch.addmm(x, torch.addmm(layer.up_bias, normal, layer.up).relu_(), layer.down)
-        normal = functional.layer_norm(x[torch.from_numpy(masked)], (width,))
-        return torch.addmm(self.heads_bias, normal, self.heads).tensor_split(self.ends[:-1], dim=-1)
+    def _score(
+        self,
+        encoded: Encoded,
+        b: int,
+        masked: Int64[np.ndarray, " m"],
+        ahead: LookAhead,
+        depths: int,
+        heads: Float32[np.ndarray, "m H"],
+        token_branches: bool,
+    ) -> OrderScores:
+        count, gate, f32 = len(masked), len(self._gate_out), np.float32
+        rounded = int(encoded.rounded[b])
+        tokens, chances = np.empty((depths, count, 2), np.int64), np.empty((depths, count, 2), f32)
+        base, sure = np.empty((depths, count), f32), np.empty((depths, count), f32)
+        pair, last, effect = np.empty((count, count), f32), np.empty((count, count), f32), np.empty((count, count), f32)
+        gate_commit, gate_position, known = np.empty((count, gate), f32), np.empty((count, gate), f32), np.empty(count, f32)
+        _finish(
+            masked, heads, encoded.linear[b], encoded.token[b], encoded.sure[b], encoded.effect[b], encoded.known[b], ahead.tokens,
+            self._weight[rounded], *self._kinds, *self._tables, *self._relative, self._sharpness[rounded],
+            token_branches, tokens, chances, base, pair, last, gate_commit, gate_position, sure, effect, known,
+        )  # fmt: skip
+        at = np.minimum(np.arange(depths), self.config.depths - 1)
+        moving = None
+        if self._encoder is not None:
+            moving = Moving(sure, effect, known, float(encoded.known_root[b]), self._dynamic[rounded], bool(rounded))
+        gate_node = self._gate_node[rounded][at]
+        return OrderScores(masked, tokens, chances, base, pair, last, gate_node, gate_commit, gate_position, self._gate_out, moving)
+
+
+@njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
+@no_type_check
+def _dot(one: np.ndarray, other: np.ndarray) -> np.float32:
+    total = np.float32(0)
+    for k in range(len(one)):
+        total += one[k] * other[k]
+    return total
+
+
+@njit(cache=True)
+@no_type_check
+def _finish(
+    masked, heads, linear, features, all_sure, all_effect, all_known, ahead_tokens,
+    weight, kind_weight, kind_bias, depth, token_in, token_depth, token_out, pair_apart, last_apart, sharpness,
+    token_branches, tokens, chances, base, pair, last, gate_commit, gate_position, sure, effect, known,
+):  # fmt: skip
+    """Fill the scores of one root from the heads' output (see `OrderModel.split`) and the features."""
+    count, (depths, rank), gate = len(masked), depth.shape, gate_commit.shape[1]
+    gates, reach = 5 * rank + 2 * gate, len(pair_apart) // 2
+    for j in range(count):
+        at = masked[j]
+        known[j] = all_known[at]
+        row = heads[j]
+        gate_commit[j] = row[5 * rank : 5 * rank + gate] * sharpness
+        gate_position[j] = row[5 * rank + gate : gates] * sharpness
+        for i in range(count):
+            to, other = masked[i], heads[i]
+            apart = min(max(to - at, -reach), reach) + reach
+            pair[j, i] = (pair_apart[apart] + _dot(row[rank : 2 * rank], other[2 * rank : 3 * rank])) * sharpness
+            last[j, i] = (last_apart[apart] + _dot(row[3 * rank : 4 * rank], other[4 * rank : 5 * rank])) * sharpness
+            effect[j, i] = all_effect[at, to] + _dot(row[gates + rank : gates + 2 * rank], other[gates + 2 * rank : gates + 3 * rank])
+    looked = len(linear)
+    by_token, mixed, kinds = np.empty((count, rank), np.float32), np.empty(rank, np.float32), np.empty(3, np.float32)
+    for d in range(len(base)):
+        e, place = min(d, looked - 1), min(d, depths - 1)
+        by_depth = weight[0] + np.float32(place / 8) * weight[1]
+        for i in range(count):
+            at = masked[i]
+            if d < looked:
+                for k in range(rank):
+                    by_token[i, k] = heads[i, gates + k] + _dot(features[e, at], token_in[k])
+            base[d, i] = (_dot(linear[e, at], by_depth) + _dot(depth[place], heads[i, :rank])) * sharpness
+            for k in range(rank):
+                mixed[k] = max(by_token[i, k] + token_depth[place, k], np.float32(0))
+            for kind in range(3):
+                kinds[kind] = kind_bias[kind] + _dot(features[e, at], kind_weight[kind]) + _dot(mixed, token_out[kind])
+            top = max(kinds[0], max(kinds[1], kinds[2]))
+            total = np.exp(kinds[0] - top) + np.exp(kinds[1] - top) + np.exp(kinds[2] - top)
+            chances[d, i, 0] = np.exp(kinds[0] - top) / total
+            chances[d, i, 1] = np.exp(kinds[1] - top) / total if token_branches else np.float32(0)
+            sure[d, i] = all_sure[e, at]
+            tokens[d, i] = ahead_tokens[min(d, len(ahead_tokens) - 1), i]

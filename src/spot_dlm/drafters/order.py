@@ -1,18 +1,19 @@
 """The learned drafters: an order model predicts what is committed next, the graph is grown best first (SPOT, arXiv 2610.22543).
 
-One encoder run per pass; nodes cost additions only (growth). Where the rule commits several positions per step, or is none that
-the model was trained on (left to right, say, whose order needs no model), the coupled chain is drafted instead.
+One encoder run per pass, for all prompts of a batch; nodes cost additions only (growth). Where the rule commits several positions per
+step, or is none that the model was trained on (left to right, say, whose order needs no model), the coupled chain is drafted instead.
 
 Example: `build_drafter("order")` with the shipped weights, or `Order(load_order_model(Path("drafter")))`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.drafter_files import OrderModelFile
 from spot_dlm.drafters.stale import stale_chain
-from spot_dlm.features import NUM_AHEAD, encode, live_state
+from spot_dlm.features import NUM_AHEAD, encode, live_states
 from spot_dlm.growth import grow
 from spot_dlm.interfaces import DraftContext
 from spot_dlm.order_inference import FastScorer
@@ -48,13 +49,34 @@ class Order:
 
     def draft(self, context: DraftContext, budget: int) -> DraftGraph:
         """Encode the last distributions once and grow the graph."""
-        rule, root = context.rule, context.root
-        if rule.num_per_step > 1 or rule.select == "threshold" or (self._rules and rule not in self._rules):
-            return stale_chain(context, budget, rule, coupled=True)
-        depths = min(budget, len(root.masked)) - 1
-        if depths < 1:
-            return DraftGraph.root_only(root)
-        depths = max(depths, NUM_AHEAD)  # features look so far ahead whatever the budget
-        batch, ahead = live_state(context, min(depths, len(root.masked)), with_effects=self.name == "order")
-        scores = self._scorer(encode(batch, depths), root.masked, ahead, self.token_branches)
-        return grow(root, scores, budget)
+        return self.draft_many([context], [budget])[0]
+
+    def draft_many(self, contexts: Sequence[DraftContext], budgets: Sequence[int]) -> list[DraftGraph]:
+        """Draft for several prompts; blocks of one length share a run of the encoder."""
+        graphs: dict[int, DraftGraph] = {}
+        alike: dict[int, list[int]] = {}
+        for i, (context, budget) in enumerate(zip(contexts, budgets, strict=True)):
+            rule, count = context.rule, len(context.root.masked)
+            if rule.num_per_step > 1 or rule.select == "threshold" or (self._rules and rule not in self._rules):
+                graphs[i] = stale_chain(context, budget, rule, coupled=True)
+            elif budget < 2 or (count == 1 and not (context.crosses and budget > 2)):
+                graphs[i] = DraftGraph.root_only(context.root)
+            else:
+                alike.setdefault(len(context.root.canvas), []).append(i)
+        for members in alike.values():
+            drafted = self._draft_alike([contexts[i] for i in members], [budgets[i] for i in members])
+            graphs.update(zip(members, drafted, strict=True))
+        return [graphs[i] for i in range(len(contexts))]
+
+    def _draft_alike(self, contexts: Sequence[DraftContext], budgets: Sequence[int]) -> list[DraftGraph]:
+        """Draft for blocks of one length; features look NUM_AHEAD steps ahead whatever the budget."""
+        masked = [context.root.masked for context in contexts]
+        deepest = [len(at) - (not context.crosses) for context, at in zip(contexts, masked, strict=True)]
+        depths = [max(min(budget - 1, most), NUM_AHEAD) for budget, most in zip(budgets, deepest, strict=True)]
+        looks = [min(wanted, len(at)) for wanted, at in zip(depths, masked, strict=True)]
+        batch, aheads = live_states(contexts, looks, with_effects=self.name == "order")
+        scores = self._scorer(encode(batch, batch.margin.shape[1]), masked, aheads, depths, self.token_branches)
+        return [
+            grow(context.root, each, budget, context.crosses, context.stop_ids)
+            for context, each, budget in zip(contexts, scores, budgets, strict=True)
+        ]
