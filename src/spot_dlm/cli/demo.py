@@ -64,8 +64,12 @@ def demo(
     console = Console()
     target = o.open_target("shipped", o.TargetOptions(threads=threads))
     spec = target.spec
-    guess = o.open_drafter(drafter, spec, o.DrafterFiles(), lambda text: console.print(text, highlight=False))
-    budget = automatic_budget(target, guess, target.encode(prompts[0].prompt), params)  # measured before any time is taken
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False)
+
+    guess = o.open_drafter(drafter, spec, o.DrafterFiles(), say)
+    budget = automatic_budget(target, guess, target.encode(prompts[0].prompt), params, say)  # measured before any time is taken
     generate(target, prompts[0].prompt, guess, replace(params, max_new_tokens=2 * spec.block_length), budget)
     meant = "as many nodes as pay by the measured cost of a pass" if params.nodes == "auto" else f"{params.nodes} nodes"
     console.print(
