@@ -203,7 +203,28 @@ def speed_table(document: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{document['processor']}, {threads} thread(s); `{document['command']}`."])
 
 
-TABLES = {"growth": ("growth.json", growth_table), "speed": ("bench-speed.json", speed_table)}
+def short_speed_table(document: dict[str, Any]) -> str:
+    """Return the speed-up of each family's best budget, and of `auto`, for single prompts at the shortest prefix; medians over tasks."""
+    shortest = min(m["prefix"] for m in document["medians"])
+    found = [m for m in document["medians"] if m["best"] and m["batch"] == 1 and m["prefix"] == shortest]
+    families = ("chain", "spiffy", "linear", "order", "auto")
+    lines = ["| T | rule | FreeDave | Spiffy | linear | SPOT, best N | SPOT, auto |", "|---" * 7 + "|"]
+    for temperature, rule in dict.fromkeys((m["temperature"], m["rule"]) for m in found):
+        cells = dict.fromkeys(families, "")
+        for m in (m for m in found if (m["temperature"], m["rule"]) == (temperature, rule)):
+            family = "auto" if m["nodes"] == "auto" else "spiffy" if m["drafter"].startswith("calibrated") else m["drafter"]
+            if family in cells:
+                cells[family] = f"{m['speedup']:.2f}" + ("" if family == "auto" else f" (N={m['nodes']})")
+        lines.append(f"| {temperature:g} | {rule} | " + " | ".join(cells.values()) + " |")
+    return "\n".join(lines)
+
+
+TABLES = {
+    "growth": ("growth.json", growth_table),
+    "speed": ("bench-speed-grid.json", speed_table),
+    "speed-short": ("bench-speed.json", short_speed_table),
+}
+FILLED = ("docs/performance.md", "README.md")
 
 
 def filled(text: str) -> str:
@@ -225,7 +246,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="default: results/growth.json; nothing with --quick")
     parser.add_argument("--plot", type=Path, help="default: docs/images/growth.png; nothing with --quick")
     args = parser.parse_args(arguments)
-    docs = ROOT / "docs" / "performance.md"
     if not args.fill:
         torch.set_num_threads(1)
         axes = {name: values for name, values in (QUICK_AXES if args.quick else AXES).items() if name in (args.axis or AXES)}
@@ -240,7 +260,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             replace_file(plot, lambda path: path.write_bytes(figure(document)))
         print(json.dumps(document))
     if args.fill or not args.quick:
-        replace_file(docs, lambda path: path.write_text(filled(docs.read_text("utf-8")), "utf-8"))
+        for docs in (ROOT / name for name in FILLED):
+            if docs.exists():
+                text = filled(docs.read_text("utf-8"))
+                replace_file(docs, lambda path, text=text: path.write_text(text, "utf-8"))
 
 
 if __name__ == "__main__":

@@ -68,21 +68,10 @@ def bench_table(name: str, tasks: tuple[str, ...] = COMPETENT, figure: str = "nf
     return "\n".join(lines)
 
 
-def cost_table() -> str:
-    """Return time per pass, host share and speed-up."""
-    lines = ["| T | drafter | N | passes | ms per pass | host share | speed-up |", "|---|---|---|---|---|---|---|"]
-    for r in read("cost.json")["rows"]:
-        cells = [f"{r['temperature']:g}", r["drafter"], r["nodes"], r["nfe"], r["ms_per_pass"], f"{r['host_share']:.1%}", r["speed_up"]]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Print every table whose file is there."""
     if (RESULTS / "accuracy.json").exists():
         print(accuracy_table(), end="\n\n")
-    if (RESULTS / "cost.json").exists():
-        print(cost_table(), end="\n\n")
     for path in sorted(RESULTS.glob("bench-passes-*.json")):
         for tasks in (COMPETENT, ("stdlib",)):
             print(f"{path.name}, {', '.join(tasks)}: passes saved\n\n{bench_table(path.name, tasks)}\n")
