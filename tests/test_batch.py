@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakSet
@@ -444,8 +444,10 @@ def test_a_budget_is_made_only_for_requests_that_ask_and_off_the_clock(monkeypat
     """Measuring decodes the first asking prompt; one that fails there fails alone, and the next is measured."""
     asked = []
 
-    def measured(target: Plain, drafter: Chain, prompt_ids: list[int], params: DecodeParams) -> AutoBudget:
+    def measured(target: Plain, drafter: Chain, prompt_ids: list[int], params: DecodeParams, say: Callable | None) -> AutoBudget:
         time.sleep(0.5)
+        if say:
+            say("measuring")
         asked.append(prompt_ids)
         generate(target, prompt_ids, drafter, replace(params, nodes=2))
         return auto()
@@ -464,6 +466,7 @@ def test_a_budget_is_made_only_for_requests_that_ask_and_off_the_clock(monkeypat
     log.add(decode_batch(Together(), [heavy, *free], Chain()))
     assert asked == [heavy.prompt, [3, 4]] and len(log.results) == 2 and str(log.of["heavy"][-1].error) == OUT_OF_MEMORY
     asked.clear()
-    log = Log()
-    log.add(decode_batch(Together(), [heavy], Chain()))
-    assert asked == [heavy.prompt] and isinstance(log.of["heavy"][-1], Failed)
+    log, said = Log(), []
+    log.add(decode_batch(Together(), [heavy], Chain(), say=said.append))
+    assert asked == [heavy.prompt] and said[0] == "measuring" and isinstance(log.of["heavy"][-1], Failed)
+    assert said[1:] == ["the cost of a pass could not be measured (CUDA out of memory tried to allocate 2 GiB)"]

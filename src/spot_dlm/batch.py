@@ -8,8 +8,7 @@ Example: `for id, event in decode_batch(target, [Request("a", "Add 47 and 38.")]
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from traceback import format_exception
@@ -61,6 +60,7 @@ class Batch(Generic[Id]):
         max_requests: most requests in one pass.
         max_cached_tokens: most tokens that the caches of live requests may come to hold (prompt + max_new_tokens, whole blocks); a
             request that needs more is decoded alone.
+        say: told when the cost of a pass is measured, and what goes wrong with keeping it.
 
     Raises:
         ValueError: for limits below 1.
@@ -73,13 +73,14 @@ class Batch(Generic[Id]):
         budget: Budget | None = None,
         max_requests: int = MAX_REQUESTS,
         max_cached_tokens: int = MAX_CACHED_TOKENS,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         if max_requests < 1:
             raise ValueError(f"max_requests={max_requests} must be at least 1")
         if max_cached_tokens < 1:
             raise ValueError(f"max_cached_tokens={max_cached_tokens} must be at least 1")
         self._target, self._drafter = target, drafter
-        self._budget = budget
+        self._budget, self._say = budget, say
         self._max_requests, self._max_cached_tokens = max_requests, max_cached_tokens
         self._waiting: deque[tuple[Id, Decoding]] = deque()
         self._live: dict[Id, Decoding] = {}
@@ -153,9 +154,16 @@ class Batch(Generic[Id]):
             self._live[request_id] = decoding
             cached += decoding.num_cached
             if self._budget is None and decoding.params.nodes == "auto":
-                with suppress(Exception):  # a prompt that cannot be decoded fails in its own pass, and the next one is tried
-                    self._budget = automatic_budget(self._target, self._drafter, decoding.prompt_ids, decoding.params)
+                self._measure(decoding)
         return events
+
+    def _measure(self, decoding: Decoding) -> None:
+        """Make the budget; a prompt that cannot be decoded fails in its own pass, and the next one is tried."""
+        try:
+            self._budget = automatic_budget(self._target, self._drafter, decoding.prompt_ids, decoding.params, self._say)
+        except Exception as error:
+            if self._say is not None:
+                self._say(f"the cost of a pass could not be measured ({' '.join(str(error).split())})")
 
 
 def _start(decoding: Decoding) -> Event | Exception:
@@ -182,12 +190,13 @@ def decode_batch(
     budget: Budget | None = None,
     max_requests: int = MAX_REQUESTS,
     max_cached_tokens: int = MAX_CACHED_TOKENS,
+    say: Callable[[str], None] | None = None,
 ) -> Iterator[tuple[Id, Event | Failed]]:
     """Decode requests together and yield (id, event) as it happens; the last event of each is `Finished` or `Failed`.
 
     Requests are taken from the iterable when there is room, so it may be long. Ids must differ. Arguments as in `Batch`.
     """
-    batch: Batch[Id] = Batch(target, drafter, budget, max_requests, max_cached_tokens)
+    batch: Batch[Id] = Batch(target, drafter, budget, max_requests, max_cached_tokens, say)
     source = iter(requests)
     more = True
     while more or not batch.is_idle:

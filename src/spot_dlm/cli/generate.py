@@ -238,7 +238,7 @@ class _Run:
         numbered = [replace(job.params, sequence=job.line.sequence(sample)) for job, sample in todo]
         requests = (Request(i, job.prompt_ids, params) for i, ((job, _), params) in enumerate(zip(todo, numbered, strict=True)))
         with ExitStack() as stack:
-            for number, event in decode_batch(self._target, requests, self._drafter, max_requests=self._batch):
+            for number, event in decode_batch(self._target, requests, self._drafter, max_requests=self._batch, say=self._say):
                 job, sample = todo[number]
                 if self._watch and canvas is None:
                     title = f"{job.line.id} · sample {sample}" if len(todo) > 1 else ""
@@ -247,7 +247,7 @@ class _Run:
                     self.failed.append(f"{job.line.where}: {one_line(event.error)}")
                     self.cause = self.cause or event.error
                     if len(todo) > 1:
-                        self._console.print(f"spot: {self.failed[-1]}", markup=False, highlight=False, soft_wrap=True)
+                        self._say(self.failed[-1])
                 elif canvas is not None:
                     canvas.show(event)
                 if isinstance(event, Finished | Failed):
@@ -255,6 +255,9 @@ class _Run:
                     canvas = None
                 if isinstance(event, Finished):
                     yield self._row(job, sample, numbered[number], event.result)
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"spot: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def _row(self, job: Job, sample: int, params: DecodeParams, result: Result) -> dict[str, Any]:
         self.counts = self.counts + result.counts

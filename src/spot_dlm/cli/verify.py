@@ -4,7 +4,7 @@ Example: `spot verify --task json --limit 5 --drafter all --nodes 2 --nodes 8 --
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -128,7 +128,7 @@ def verify(
     cases: list[Case] = []
     try:
         with progress_bar(console, "verifying", len(jobs) * len(drafters) * len(budgets), shown=console.is_terminal) as advance:
-            for case in _cases(target, jobs, drafters, budgets, batch):
+            for case in _cases(target, jobs, drafters, budgets, batch, say):
                 cases.append(case)
                 advance(case.speculative.tokens)
                 if case.divergence is not None:
@@ -158,7 +158,12 @@ def _prompt_lines(prompts: Path | None, task: list[str] | None, limit: int | Non
 
 
 def _cases(
-    target: Target, jobs: list[Job], drafters: list[Drafter], budgets: list[int | Literal["auto"]], batch: int
+    target: Target,
+    jobs: list[Job],
+    drafters: list[Drafter],
+    budgets: list[int | Literal["auto"]],
+    batch: int,
+    say: Callable[[str], None],
 ) -> Iterator[Case]:
     """Compare; the standard run of a job serves every drafter and budget."""
     params = [replace(job.params, sequence=job.line.sequence(0)) for job in jobs]
@@ -166,17 +171,19 @@ def _cases(
     for drafter in drafters:
         for nodes in budgets:
             requests = [Request(i, job.prompt_ids, replace(p, nodes=nodes)) for i, (job, p) in enumerate(zip(jobs, params, strict=True))]
-            for i, speculative in _trajectories(target, requests, drafter, batch):
+            for i, speculative in _trajectories(target, requests, drafter, batch, say):
                 divergence = first_divergence(standard[i], speculative, params[i].rule)
                 if divergence is not None:
                     divergence = refine(divergence, target, jobs[i].prompt_ids, params[i])
                 yield Case(jobs[i], drafter.name, nodes, standard[i].result.counts, speculative.result.counts, divergence)
 
 
-def _trajectories(target: Target, requests: list[Request[int]], drafter: Drafter, batch: int) -> Iterator[tuple[int, Trajectory]]:
+def _trajectories(
+    target: Target, requests: list[Request[int]], drafter: Drafter, batch: int, say: Callable[[str], None]
+) -> Iterator[tuple[int, Trajectory]]:
     """Decode speculatively, so many prompts at a time, and yield the number and trajectory of each as it ends."""
     events: dict[int, list[Event]] = {r.id: [] for r in requests}
-    for number, event in decode_batch(target, requests, drafter, max_requests=batch):
+    for number, event in decode_batch(target, requests, drafter, max_requests=batch, say=say):
         if isinstance(event, Failed):
             raise event.error
         events[number].append(event)
