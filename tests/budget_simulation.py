@@ -59,6 +59,11 @@ class Guesses:
     def first(self, nodes: int) -> DraftGraph:
         return self._graphs[min(nodes, len(self._graphs)) - 1]
 
+    def reached(self) -> tuple[float, ...]:
+        """Return the share of walks through the whole graph that arrive at depth 1, 2, ..."""
+        depths, gains = self._graphs[-1].depths, np.diff(self.steps, prepend=0.0)
+        return tuple(float(gains[depths == d].sum()) for d in range(1, int(depths.max()) + 1))
+
     def walk(self, rng: np.random.Generator, nodes: int) -> int:
         """Draw how many guesses among the first nodes are accepted."""
         path: tuple = ()
@@ -86,7 +91,8 @@ class Machine:
         factors = np.ones(len(ROWS)) if noise is None else noise.normal(1, 0.05, len(ROWS))
         curve = tuple(self.curve(r) * f for r, f in zip(ROWS, factors.tolist(), strict=True))
         steps = tuple((n, float(tried.steps[min(n, len(tried.steps)) - 1])) for n in (2, 4, 8, 16, 32)) if tried else ()
-        return CostProfile(ROWS, (64,), (curve,), HOST_MS, draft_ms=((2, self.draft_ms(2)),), steps_per_pass=steps)
+        drafts = ((2, self.draft_ms(2)),)
+        return CostProfile(ROWS, (64,), (curve,), HOST_MS, draft_ms=drafts, steps_per_pass=steps, reached=tried.reached() if tried else ())
 
     def fixed(self, guesses: Sequence[Guesses], nodes: int, prompts: int = 1) -> float:
         """Return steps per millisecond with a fixed number of nodes, on average over drafters that take turns at random."""

@@ -18,9 +18,14 @@ from spot_dlm.draft_graph import DraftGraph, GraphBuilder
 from spot_dlm.state import BlockState
 
 PROFILE = CostProfile(
-    rows=(1, 2, 4, 8, 16), prefixes=(0, 512), pass_ms=((4.0, 5.0, 7.0, 11.0, 19.0), (6.0, 7.0, 9.0, 13.0, 21.0)), host_ms=0.5, token_ms=0.1,
-    draft_ms=((2, 0.2), (8, 0.8)), steps_per_pass=((2, 1.5), (8, 2.5)), drafter="order", device="cpu", dtype="float32", block_length=16,
-)  # fmt: skip
+    rows=(1, 2, 4, 8, 16),
+    prefixes=(0, 512),
+    pass_ms=((4.0, 5.0, 7.0, 11.0, 19.0), (6.0, 7.0, 9.0, 13.0, 21.0)),
+    host_ms=0.5,
+    draft_ms=((2, 0.2), (8, 0.8)),
+    steps_per_pass=((2, 1.5), (8, 2.5)),
+    reached=(0.8, 0.5),
+)
 
 
 def chain(*reach: float) -> DraftGraph:
@@ -56,7 +61,7 @@ def test_noise_never_makes_more_rows_or_a_longer_prefix_cheaper() -> None:
     for _ in range(20):
         noisy = rng.uniform(1, 10, (3, len(ROWS)))
         profile = CostProfile(ROWS, (0, 512, 2048), tuple(map(tuple, noisy.tolist())))
-        curves = np.array([profile.curve(200, p) for p in (0, 100, 512, 1000, 2048, 9000)])
+        curves = np.array([profile.between(profile.curves(200), p) for p in (0, 100, 512, 1000, 2048, 9000)])
         assert (np.diff(curves, axis=1) >= -1e-9).all() and (np.diff(curves, axis=0) >= -1e-9).all()
 
 
@@ -99,7 +104,7 @@ def fresh(curve: list[float], gain: float = 1.0, most: int = 32) -> AutoBudget:
     rows = tuple(range(1, len(curve) + 1))
     budget = AutoBudget(CostProfile(rows, (0,), (tuple(curve),)), most)
     budget.account = Account(gain, curve[0], curve[0], measured=True)
-    budget.calibration._ratio[:] = 1.0
+    budget.calibration._overall = 1.0
     return budget
 
 

@@ -12,8 +12,8 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -21,19 +21,21 @@ import numpy as np
 import torch
 
 from spot_dlm.artifacts import read_json, write_json
-from spot_dlm.budget import AutoBudget, Budget, CostProfile, FixedBudget
+from spot_dlm.budget import AutoBudget, Budget, CostProfile, FixedBudget, isotonic
 from spot_dlm.interfaces import DecodeParams, Drafter, Query, Target
 from spot_dlm.state import MASKED
 from spot_dlm.stats import Counts
 
-FORMAT = "spot-cost/1"
+FORMAT = "spot-cost/2"
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PREFIXES = (64, 512, 2048)
 TRIED_NODES = (1, 2, 4, 8, 16, 32)
 DEFAULT_NODES = 8
 """Nodes of `nodes="auto"` for a target without a fingerprint, for which no measurement can be kept."""
-_REPEATS, _SECONDS = 7, 1.5
-_budgets: dict[str, AutoBudget] = {}  # of this process: what a run learns serves the next one
+_REPEATS, _SECONDS = 9, 0.8  # of a prefix
+_ROUNDS, _TRIAL_SECONDS = 3, 2.0  # of decoding
+_NEEDED_ROWS = 4  # measured however long it takes
+_budgets: dict[Any, AutoBudget] = {}  # of this process: what a run learns serves the next one
 
 Run = Callable[[int], Counts]
 """Decode something with so many nodes and return its counts."""
@@ -63,6 +65,7 @@ def profile_key(target: Target, drafter: Drafter, block_length: int) -> dict[str
         "drafter": drafter.name,
         "drafter_file": hashlib.sha256(about.encode()).hexdigest()[:16],
         "torch": torch.__version__,
+        "spot_dlm": version("spot-dlm"),
         "compiled": bool(getattr(target, "is_compiled", False)),
     }
 
@@ -70,37 +73,37 @@ def profile_key(target: Target, drafter: Drafter, block_length: int) -> dict[str
 def cache_folder() -> Path:
     """Return the folder of measured profiles: $SPOT_CACHE, else spot-dlm in the user's cache."""
     own = os.environ.get("SPOT_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spot-dlm"
+    return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "spot-dlm").expanduser()
 
 
 def profile_path(key: dict[str, Any]) -> Path:
     """Return the file of a key."""
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+    digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()[:24]
     return cache_folder() / f"cost-{digest}.json"
 
 
 def load_profile(key: dict[str, Any], say: Callable[[str], None] = lambda _: None) -> CostProfile | None:
     """Return the kept profile of a key, None if there is none; a damaged file is said and ignored."""
-    path = profile_path(key)
     try:
+        path = profile_path(key)
         if not path.is_file():
             return None
         document = read_json(path, FORMAT)
         if document.get("key") != key:
             raise ValueError(f"{path}: belongs to another setting")
         return CostProfile.from_dict(document["profile"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         say(f"the kept cost of a pass is not used, it is measured again ({error})")
         return None
 
 
 def save_profile(key: dict[str, Any], profile: CostProfile, say: Callable[[str], None] = lambda _: None) -> Path | None:
     """Keep a profile; None, and a line, where the cache cannot be written."""
-    path = profile_path(key)
     try:
+        path = profile_path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"format": FORMAT, "key": key, "profile": profile.to_dict()})
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
         say(f"the measured cost of a pass cannot be kept ({error})")
         return None
     return path
@@ -115,41 +118,44 @@ def measure(
 ) -> CostProfile:
     """Measure a target's passes by rows and prefix, and with `run` what the loop and the drafter cost.
 
-    Passes are over random canvases, half masked; row counts take turns, medians count. Counts that a slow device does not reach in 1.5
-    seconds are extrapolated.
+    Passes are over random canvases, half masked. Row counts take turns, and so do numbers of nodes; the quickest quarter counts, for
+    whatever else the machine does only adds to it. What a slow device does not reach in its time, or has no memory for, is extrapolated.
 
     Args:
         target: the model.
         drafter: whose drafts `run` makes.
         block_length: None takes the target's own.
         run: decodes something typical with a number of nodes; None leaves the loop's and the drafter's milliseconds at 0.
-        progress: called with steps done and all steps.
+        progress: called with stages done and all stages.
     """
     spec = target.spec
     length = block_length or spec.block_length
     prefixes = _prefixes(spec.max_length, length)
-    total = len(prefixes) + (len(TRIED_NODES) if run else 0)
-    curves = []
+    total = len(prefixes) + (1 + len(TRIED_NODES) if run else 0)
+    curves: dict[int, tuple[float, ...]] = {}
     for done, tokens in enumerate(prefixes):
         progress(done, total)
-        curves.append(_curve(target, tokens, length))
-    counts = {}
-    for done, nodes in enumerate(TRIED_NODES if run else ()):
-        progress(len(prefixes) + done, total)
-        assert run is not None
-        run(nodes)  # compiled code is loaded
-        counts[nodes] = run(nodes)
+        try:
+            curves[tokens] = _curve(target, tokens, length)
+        except (RuntimeError, MemoryError):  # no memory for so long a prefix
+            if not curves:
+                raise
+            break
+    progress(len(prefixes), total)
+    counts = _decode(run, lambda done: progress(len(prefixes) + done, total)) if run else {}
     progress(total, total)
     host_ms, token_ms = _host_ms(list(counts.values()))
-    drafts = [(n, c) for n, c in counts.items() if n > 1 and c.nfe > c.blocks]
+    drafts = {n: c for n, c in counts.items() if c.drafted}
+    draft_ms = isotonic([1e3 * c.draft_s / c.offered[0] for c in drafts.values()]).tolist()
     return CostProfile(
         rows=ROWS,
-        prefixes=prefixes,
-        pass_ms=tuple(curves),
+        prefixes=tuple(curves),
+        pass_ms=tuple(curves.values()),
         host_ms=host_ms,
         token_ms=token_ms,
-        draft_ms=tuple((n, 1e3 * c.draft_s / c.nfe) for n, c in drafts),
-        steps_per_pass=tuple((n, c.acceptance_length) for n, c in drafts),
+        draft_ms=tuple(zip(drafts, draft_ms, strict=True)),
+        steps_per_pass=tuple((n, c.acceptance_length) for n, c in drafts.items()),
+        reached=_reached(drafts),
         drafter=drafter.name,
         device=str(spec.device),
         dtype=spec.dtype,
@@ -171,7 +177,7 @@ def budget_for(
         return FixedBudget(DEFAULT_NODES)
     tell = say or (lambda _: None)
     key = profile_key(target, drafter, params.block_length or target.spec.block_length)
-    name = json.dumps(key, sort_keys=True)
+    name = json.dumps(key, sort_keys=True), params.rule, params.sampling.temperature, params.boundary
     if name not in _budgets:
         profile = load_profile(key, tell)
         if profile is None:
@@ -189,25 +195,34 @@ def _prefixes(max_length: int, length: int) -> tuple[int, ...]:
 
 
 def _curve(target: Target, tokens: int, length: int) -> tuple[float, ...]:
-    """Return the milliseconds of a pass for every number of rows, extrapolated from where the time is up."""
+    """Return the milliseconds of a pass for every number of rows, extrapolated from where time or memory are at an end."""
     spec, rng = target.spec, np.random.default_rng(0)
     ids = np.setdiff1d(np.arange(spec.vocab_size), [spec.mask_token_id])
     prefix = target.prefill(rng.choice(ids, tokens), length)
     canvases = rng.choice(ids, (ROWS[-1], length))
     canvases[rng.random(canvases.shape) < 0.5] = MASKED
     canvases[:, -1] = MASKED
-    seen: dict[int, list[float]] = {rows: [] for rows in ROWS}
-    began = perf_counter()
+    seen: dict[int, list[float]] = {}
+    began, most = perf_counter(), ROWS[-1]
     for repeat in range(_REPEATS + 1):
         for rows in ROWS:
             late = perf_counter() - began > _SECONDS
-            if late and (repeat > 1 or (repeat == 0 and rows > 4)) and seen[1]:
+            if rows > most or (late and (repeat > 1 or rows > _NEEDED_ROWS)):
                 continue
-            took = _pass_ms(target, (prefix, canvases[:rows]))
-            if repeat or late:
-                seen[rows].append(took)
-    known = [rows for rows in ROWS if seen[rows]]
-    values = [median(seen[rows]) for rows in known]
+            try:
+                if rows == 1:  # the largest pass before has left the caches as decoding does not
+                    target.evaluate(prefix, canvases[:1])
+                took = _pass_ms(target, (prefix, canvases[:rows]))
+            except (RuntimeError, MemoryError):
+                if rows == 1:
+                    raise
+                most = ROWS[ROWS.index(rows) - 1]
+                continue
+            if repeat == 1:
+                seen[rows] = []  # the first was a warm-up
+            seen.setdefault(rows, []).append(took)
+    known = [rows for rows in seen if rows <= most]
+    values = [_quick(seen[rows]) for rows in known]
     return tuple(_extended(rows, known, values) for rows in ROWS)
 
 
@@ -217,16 +232,45 @@ def _pass_ms(target: Target, query: Query) -> float:
     return 1e3 * (perf_counter() - clock)
 
 
+def _quick(values: Sequence[float]) -> float:
+    """Return the quickest quarter's slowest."""
+    return float(np.quantile(values, 0.25, method="higher"))
+
+
 def _extended(rows: int, known: Sequence[int], values: Sequence[float]) -> float:
     """Interpolate; beyond the last known count the cost grows in proportion."""
     return float(np.interp(rows, known, values)) * max(1.0, rows / known[-1])
 
 
+def _decode(run: Run, progress: Callable[[int], None]) -> dict[int, Counts]:
+    """Decode with every number of nodes, in turns while there is time; of each keep the quickest, of slow devices one number alone."""
+    clock = perf_counter()
+    best = {DEFAULT_NODES: run(DEFAULT_NODES)}  # loads compiled code, so the next ones are quicker
+    if perf_counter() - clock > _TRIAL_SECONDS and run(DEFAULT_NODES).total_s > _TRIAL_SECONDS:
+        return best
+    clock = perf_counter()
+    for turn in range(_ROUNDS):
+        for done, nodes in enumerate(TRIED_NODES, 1):
+            if turn and perf_counter() - clock > _TRIAL_SECONDS:
+                break
+            progress(done)
+            counts = run(nodes)
+            if not turn or counts.total_s < best[nodes].total_s:
+                best[nodes] = counts
+    return {nodes: best[nodes] for nodes in TRIED_NODES}
+
+
+def _reached(drafts: dict[int, Counts]) -> tuple[float, ...]:
+    """Return the share of walks that arrived at each depth with most nodes, of those that had a guess."""
+    counts = drafts[max(drafts)] if drafts else Counts()
+    return tuple(reached / counts.offered[0] for reached in counts.reached if reached)
+
+
 def _host_ms(counts: Sequence[Counts]) -> tuple[float, float]:
-    """Return the milliseconds of the loop for each pass and for each transition that fit the runs best; (0, 0) without runs."""
+    """Return the milliseconds of the loop for each pass and for each step that fit the runs best; (0, 0) without runs."""
     if not counts:
         return 0.0, 0.0
     per_pass = np.array([1e3 * (c.total_s - c.target_s - c.draft_s) / c.nfe for c in counts])
     design = np.array([[1.0, c.acceptance_length] for c in counts])
     host, token = np.linalg.lstsq(design, per_pass, rcond=None)[0].tolist()
-    return (host, token) if host > 0 and token > 0 else (float(per_pass[0]), 0.0)
+    return (host, token) if host > 0 and token > 0 else (max(0.0, float(per_pass.min())), 0.0)

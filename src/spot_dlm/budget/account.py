@@ -5,9 +5,6 @@ Example: `Account.open(profile, most=32).pays`.
 
 from collections.abc import Sequence
 
-import numpy as np
-from jaxtyping import Float64, Int64
-
 from spot_dlm.budget.profile import CostProfile
 from spot_dlm.draft_graph import DraftGraph
 
@@ -19,35 +16,67 @@ class Calibration:
     """What a drafter's reach is worth: guesses accepted / expected by depth, of recent passes with guesses.
 
     Depths that were seldom evaluated follow the overall ratio, and that begins above one: a drafter that understates is tried as well.
+    Plain lists: a pass has few guesses, and this runs once a pass.
+
+    Args:
+        depths: deeper guesses count as of this depth.
+        reached: share of walks that arrived at depth 1, 2, ... in measurements; with the first graph's reach that is a first belief.
     """
 
-    PRIOR, HOPE = 4.0, 1.2  # walks that the belief before any observation counts as, and that belief
+    PRIOR, HOPE = 4.0, 1.2  # walks that a belief before any observation counts as, and that belief
 
-    def __init__(self, depths: int) -> None:
-        self._expected, self._accepted = np.zeros(depths + 1), np.zeros(depths + 1)
-        self._walks = 0.0
-        self._ratio = np.full(depths + 1, self.HOPE)
+    def __init__(self, depths: int, reached: Sequence[float] = ()) -> None:
+        self._deepest, self._reached = depths, reached
+        self._expected, self._accepted = [0.0] * (depths + 1), [0.0] * (depths + 1)
+        self._walks, self._overall = 0.0, self.HOPE
+        self._weight = 1.0  # of an observation: it grows, which makes the earlier ones fade
 
-    def correct(self, graph: DraftGraph) -> Float64[np.ndarray, " n"]:
+    def correct(self, graph: DraftGraph) -> list[float]:
         """Return the corrected reach of the guesses."""
-        return np.minimum(1.0, graph.reach[1:] * self._ratio[self._depths(graph)])
+        depths, reach = self._depths(graph), graph.reach.tolist()[1:]
+        if self._reached:
+            self._believe(depths, reach)
+        prior = self.PRIOR * self._weight
+        return [
+            min(1.0, r * (prior * self._overall + self._accepted[d]) / (prior + self._expected[d]))
+            for d, r in zip(depths, reach, strict=True)
+        ]
 
     def observe(self, graphs: Sequence[DraftGraph], accepted: Sequence[int]) -> None:
         """Take note of a pass with guesses."""
-        self._expected *= _MEMORY
-        self._accepted *= _MEMORY
-        self._walks *= _MEMORY
+        self._weight /= _MEMORY
         for graph, count in zip(graphs, accepted, strict=True):
             if len(graph) > 1:
-                self._expected += np.bincount(self._depths(graph), graph.reach[1:], minlength=len(self._expected))
-                self._accepted[1 : count + 1] += 1
-                self._walks += 1  # the depths of one walk end together, so it is one observation of the overall ratio
-        seen = float(self._accepted.sum() / max(self._expected.sum(), 1e-9))
-        overall = (self.PRIOR * self.HOPE + self._walks * seen) / (self.PRIOR + self._walks)
-        self._ratio = (self.PRIOR * overall + self._accepted) / (self.PRIOR + self._expected)
+                self._walks += self._weight  # the depths of one walk end together, so it is one observation of the overall ratio
+                for depth, reach in zip(self._depths(graph), graph.reach.tolist()[1:], strict=True):
+                    self._expected[depth] += self._weight * reach
+                for depth in range(1, min(count, self._deepest) + 1):
+                    self._accepted[depth] += self._weight
+        self._update()
 
-    def _depths(self, graph: DraftGraph) -> Int64[np.ndarray, " n"]:
-        return np.minimum(graph.depths[1:], len(self._expected) - 1)
+    def _believe(self, depths: list[int], reach: list[float]) -> None:
+        """Let the measured walks have had a graph like this one."""
+        expected = [0.0] * (self._deepest + 1)
+        for d, r in zip(depths, reach, strict=True):
+            expected[d] += r
+        for d, share in enumerate(self._reached[: self._deepest], 1):
+            if expected[d] > 0:
+                self._expected[d] += self.PRIOR * expected[d]
+                self._accepted[d] += self.PRIOR * share
+        self._walks, self._reached = self.PRIOR, ()
+        self._update()
+
+    def _update(self) -> None:
+        seen = sum(self._accepted) / max(sum(self._expected), 1e-9)
+        prior = self.PRIOR * self._weight
+        self._overall = (prior * self.HOPE + self._walks * seen) / (prior + self._walks)
+        if self._weight > 1e6:
+            self._expected, self._accepted = ([v / self._weight for v in values] for values in (self._expected, self._accepted))
+            self._walks, self._weight = self._walks / self._weight, 1.0
+
+    def _depths(self, graph: DraftGraph) -> list[int]:
+        first, *others = graph.steps.tolist()
+        return [min(step - first, self._deepest) for step in others]
 
 
 class Account:

@@ -6,12 +6,11 @@ data alone.
 Example: `AutoBudget(profile).allot([graph], [prefix.length])` is `[6]`: the graph's first six nodes are evaluated.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
-
-import numpy as np
-from jaxtyping import Float64, Int64
 
 from spot_dlm.budget.account import Account, Calibration
 from spot_dlm.budget.profile import CostProfile, isotonic
@@ -77,12 +76,12 @@ class AutoBudget:
         if most < 1:
             raise ValueError(f"most={most} must be at least 1")
         self.profile, self.most = profile, most
-        self.calibration, self.account = Calibration(most), Account.open(profile, most)
+        self.calibration, self.account = Calibration(most, profile.reached), Account.open(profile, most)
         self._drafting = [profile.drafting(nodes) for nodes in range(most + 1)]
+        self._costs = _Costs(profile)
         self._used = float(min(most, _FIRST_NODES))  # nodes that recent passes evaluated at most
         self._offered, self._drafts, self._tries = 1, 0, False  # of the coming pass: nodes offered, prompts drafted for, as a try
-        self._expected = self._pass_ms = self._base_ms = 0.0
-        self._prefix, self._costs = -1.0, np.zeros(0)
+        self._expected, self._pass_ms, self._base_ms = 1.0, 0.0, 0.0  # its steps for each prompt, its milliseconds, those without drafting
 
     def limits(self, contexts: Sequence[DraftContext]) -> list[int]:
         """Offer twice what recent passes used, or 1 where drafting does not pay or nothing can be guessed."""
@@ -91,7 +90,8 @@ class AutoBudget:
         self._drafts = sum(possible) if self._tries or self.account.pays else 0
         if not self._drafts:
             return [1] * len(contexts)
-        self._offered = self._offer(len(contexts))
+        pays = self._costs.most_that_pay(self.most, len(contexts))
+        self._offered = max(2, min(int(2 * self._used), self.most, pays))
         return [self._offered if some else 1 for some in possible]
 
     def allot(self, graphs: Sequence[DraftGraph], prefixes: Sequence[int]) -> list[int]:
@@ -99,24 +99,23 @@ class AutoBudget:
 
         Over a run that gives the most steps per millisecond; the best ratio of each pass alone would spend too much on poor guesses.
         """
-        prompts, roots, rows = len(graphs), 0, 0
-        for graph in graphs:
-            each = graph.rows
-            roots, rows = roots + int(each[0]), rows + int(each.sum())
-        costs = self._curve(rows, sum(prefixes) / prompts)
-        host = prompts * self.profile.host_ms
-        self._base_ms = float(costs[roots]) + host
+        prompts, sizes = len(graphs), [graph.rows.tolist() for graph in graphs]
+        roots = sum(size[0] for size in sizes)
+        costs = self._costs.after(sum(prefixes) / prompts, sum(map(sum, sizes)))
+        self._base_ms = costs[roots] + prompts * self.profile.host_ms
         drafts = self._drafts * self._drafting[self._offered]
-        self._pass_ms, self._expected = self._base_ms + drafts, 1.0
+        rate = self.account.expected_gain * prompts / self._base_ms
+        rows, steps, best, best_count, best_rows, best_steps = roots, 0.0, -math.inf if self._tries else 0.0, 0, roots, 0.0
+        queue = self._queue(graphs, sizes)
+        for count, (_, worth, size) in enumerate(queue, 1):
+            rows, steps = rows + size, steps + worth
+            value = steps - rate * (costs[rows] - costs[roots])
+            if value > best:
+                best, best_count, best_rows, best_steps = value, count, rows, steps
+        self._expected, self._pass_ms = 1 + best_steps / prompts, self._base_ms + drafts + costs[best_rows] - costs[roots]
         taken = [1] * prompts
-        if rows > roots:
-            owner, worth, size = self._queue(graphs)
-            steps, pass_ms = prompts + np.cumsum(worth), costs[roots + np.cumsum(size)] + host + drafts
-            rate = self.account.expected_gain * prompts / self._base_ms
-            best = int((steps - rate * pass_ms).argmax())
-            if self._tries or steps[best] - prompts > rate * (pass_ms[best] - self._pass_ms):
-                self._pass_ms, self._expected = float(pass_ms[best]), float(steps[best]) / prompts
-                taken = [1 + n for n in np.bincount(owner[: best + 1], minlength=prompts).tolist()]
+        for owner, _, _ in queue[:best_count]:
+            taken[owner] += 1
         return taken
 
     def observe(self, graphs: Sequence[DraftGraph], accepted: Sequence[int]) -> None:
@@ -130,32 +129,51 @@ class AutoBudget:
             self._used = max(0.9 * self._used, used)
         self._drafts, self._tries = 0, False
 
-    def _queue(self, graphs: Sequence[DraftGraph]) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Return all guesses best first, none before an earlier one of its graph: their graph, corrected reach and rows."""
-        worth = [self.calibration.correct(graph) for graph in graphs]
-        size = [graph.rows[1:] for graph in graphs]
-        owner = np.repeat(np.arange(len(graphs)), [len(w) for w in worth])
-        if len(graphs) == 1:
-            return owner, worth[0], size[0]
-        order = np.argsort(-np.concatenate([_densities(w, s) for w, s in zip(worth, size, strict=True)]), kind="stable")
-        return owner[order], np.concatenate(worth)[order], np.concatenate(size)[order]
+    def _queue(self, graphs: Sequence[DraftGraph], sizes: Sequence[list[int]]) -> list[tuple[int, float, int]]:
+        """Return (graph, corrected reach, rows) of all guesses: best first, but none before an earlier one of its graph."""
+        guesses: list[list[tuple[int, float, int]]] = []
+        for owner, (graph, size) in enumerate(zip(graphs, sizes, strict=True)):
+            if len(size) > 1:
+                worth = self.calibration.correct(graph)
+                guesses.append([(owner, w, s) for w, s in zip(worth, size[1:], strict=True)])
+        if len(guesses) == 1:
+            return guesses[0]
+        ranked = [pair for own in guesses for pair in zip(_densities(own), own, strict=True)]
+        ranked.sort(key=lambda pair: -pair[0])
+        return [guess for _, guess in ranked]
 
-    def _offer(self, prompts: int) -> int:
-        """Twice what recent passes used, and never more than pay if every guess is right."""
-        costs = self._curve(self.most * prompts, max(self._prefix, 0.0))
-        nodes = np.arange(1, self.most + 1)
-        at_best = nodes / (costs[nodes * prompts] + prompts * self.profile.host_ms)
-        return max(2, min(int(2 * self._used), self.most, int(at_best.argmax()) + 1))
 
-    def _curve(self, rows: int, prefix: int | float) -> Float64[np.ndarray, " R"]:
-        """Return the milliseconds by rows (from 0), at least so many; kept while the prefix stays."""
-        if prefix != self._prefix or rows >= len(self._costs):
-            self._costs = np.concatenate(([0.0], self.profile.curve(max(rows, 2 * self.most), prefix)))
-            self._prefix = prefix
+class _Costs:
+    """Milliseconds of passes by rows after the prefix of the day, looked up in lists."""
+
+    def __init__(self, profile: CostProfile) -> None:
+        self._profile = profile
+        self._curves = profile.curves(2 * MOST_NODES)
+        self._prefix, self._costs = math.nan, [0.0]
+        self._paying: dict[tuple[int, int], int] = {}
+
+    def after(self, prefix: float, rows: int) -> list[float]:
+        """Return the milliseconds after a prefix by rows, from 0 to so many at least."""
+        if rows > self._curves.shape[1]:
+            self._curves, self._prefix = self._profile.curves(2 * rows), math.nan
+        if prefix != self._prefix:
+            self._costs = [0.0, *self._profile.between(self._curves, prefix).tolist()]
+            self._prefix, self._paying = prefix, {}
         return self._costs
 
+    def most_that_pay(self, most: int, prompts: int) -> int:
+        """Return how many nodes of each prompt give the most steps per millisecond if every guess is right, after the last prefix."""
+        if (most, prompts) not in self._paying:
+            costs = self.after(0.0 if math.isnan(self._prefix) else self._prefix, most * prompts)
+            host_ms = prompts * self._profile.host_ms
+            best = max(range(1, most + 1), key=lambda nodes: nodes / (costs[nodes * prompts] + host_ms))
+            self._paying[most, prompts] = best
+        return self._paying[most, prompts]
 
-def _densities(worth: Float64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-    """Return what each node is worth by row, never rising along a graph: a good node behind a poor one shares its place."""
-    dense = worth / rows
-    return -isotonic(-dense) if (dense[1:] > dense[:-1]).any() else dense
+
+def _densities(guesses: Sequence[tuple[int, float, int]]) -> list[float]:
+    """Return what each guess is worth by row, never rising along its graph: a good one behind a poor one shares its place."""
+    dense = [worth / rows for _, worth, rows in guesses]
+    if any(later > before for before, later in pairwise(dense)):
+        dense = [-d for d in isotonic([-d for d in dense]).tolist()]
+    return dense

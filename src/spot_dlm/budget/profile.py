@@ -3,6 +3,7 @@
 Measured and kept by `tune`. Example: `profile.cost(rows=8, prefix=512)`.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -24,6 +25,7 @@ class CostProfile:
         token_ms: of the loop for each committed step, which no budget changes.
         draft_ms: of one draft by nodes asked for, ascending: (nodes, milliseconds).
         steps_per_pass: steps of one pass that these drafts gave, by nodes: (nodes, steps); the first belief of what drafting is worth.
+        reached: share of the walks that arrived at depth 1, 2, ... with most nodes; the first belief of what reach is worth.
         drafter: its name.
         device: torch's name of the device.
         dtype: number type of the target.
@@ -41,6 +43,7 @@ class CostProfile:
     token_ms: float = 0.0
     draft_ms: tuple[tuple[int, float], ...] = ()
     steps_per_pass: tuple[tuple[int, float], ...] = ()
+    reached: tuple[float, ...] = ()
     drafter: str = ""
     device: str = ""
     dtype: str = ""
@@ -55,24 +58,28 @@ class CostProfile:
         curves = np.array(self.pass_ms, dtype=np.float64)
         if self.rows[0] != 1 or curves.shape != (len(self.prefixes), len(self.rows)):
             raise ValueError(f"cost profile: pass_ms must hold {len(self.prefixes)} x {len(self.rows)} numbers, the first of one row")
-        others = [self.host_ms, self.token_ms, *(v for pair in self.draft_ms + self.steps_per_pass for v in pair)]
+        others = [self.host_ms, self.token_ms, *self.reached, *(v for pair in self.draft_ms + self.steps_per_pass for v in pair)]
         if not np.isfinite(curves).all() or curves.min() <= 0 or not np.isfinite(others).all() or min(others) < 0:
             raise ValueError("cost profile: milliseconds must be finite, and those of a pass above 0")
         curves = np.apply_along_axis(isotonic, 0, np.apply_along_axis(isotonic, 1, curves))
         object.__setattr__(self, "pass_ms", tuple(tuple(row) for row in curves.tolist()))
 
-    def curve(self, most: int, prefix: int | float) -> Float64[np.ndarray, " R"]:
-        """Return the milliseconds of passes with 1 to `most` rows after `prefix` cached tokens, linear between what was measured."""
-        across = np.maximum.accumulate([_linear(np.arange(1, most + 1), self.rows, curve) for curve in self.pass_ms])
-        if len(across) == 1:
-            return across[0]
-        i = int(np.clip(np.searchsorted(self.prefixes, prefix) - 1, 0, len(across) - 2))
+    def curves(self, most: int) -> Float64[np.ndarray, "P R"]:
+        """Return the milliseconds of passes with 1 to `most` rows for the measured prefixes, linear between and beyond."""
+        return np.maximum.accumulate([_linear(np.arange(1, most + 1), self.rows, curve) for curve in self.pass_ms])
+
+    def between(self, curves: Float64[np.ndarray, "P R"], prefix: int | float) -> Float64[np.ndarray, " R"]:
+        """Return the curve after `prefix` cached tokens."""
+        if len(curves) == 1:
+            return curves[0]
+        i = min(max(bisect_left(self.prefixes, prefix) - 1, 0), len(curves) - 2)
         share = max(0.0, (prefix - self.prefixes[i]) / (self.prefixes[i + 1] - self.prefixes[i]))
-        return np.maximum.accumulate(across[i] + share * (across[i + 1] - across[i]))
+        between = curves[i] + share * (curves[i + 1] - curves[i])
+        return between if share <= 1 else np.maximum.accumulate(between)
 
     def cost(self, rows: int, prefix: int | float) -> float:
         """Return the milliseconds of one pass."""
-        return float(self.curve(rows, prefix)[-1])
+        return float(self.between(self.curves(rows), prefix)[-1])
 
     def drafting(self, nodes: int) -> float:
         """Return the milliseconds of one draft of so many nodes."""
@@ -97,6 +104,7 @@ class CostProfile:
                 pass_ms=tuple(tuple(float(ms) for ms in curve) for curve in document["pass_ms"]),
                 draft_ms=tuple((int(n), float(ms)) for n, ms in document["draft_ms"]),
                 steps_per_pass=tuple((int(n), float(steps)) for n, steps in document["steps_per_pass"]),
+                reached=tuple(float(share) for share in document["reached"]),
                 host_ms=float(document["host_ms"]),
                 token_ms=float(document["token_ms"]),
                 drafter=str(document["drafter"]),
