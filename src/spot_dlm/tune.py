@@ -12,9 +12,10 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 
 from spot_dlm.artifacts import read_json, write_json
 from spot_dlm.budget import AutoBudget, Budget, CostProfile, FixedBudget, isotonic
-from spot_dlm.interfaces import DecodeParams, Drafter, Query, Target
+from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.state import MASKED
 from spot_dlm.stats import Counts
 
@@ -32,9 +33,9 @@ PREFIXES = (64, 512, 2048)
 TRIED_NODES = (1, 2, 4, 8, 16, 32)
 DEFAULT_NODES = 8
 """Nodes of `nodes="auto"` for a target without a fingerprint, for which no measurement can be kept."""
-_REPEATS, _SECONDS = 9, 0.8  # of a prefix
+_REPEATS, _SECONDS = 15, 1.0  # of a prefix
 _ROUNDS, _TRIAL_SECONDS = 3, 2.0  # of decoding
-_NEEDED_ROWS = 4  # measured however long it takes
+_NEEDED_ROWS, _MANY_ROWS = 4, 16  # measured however long it takes; measured twice only
 _budgets: dict[Any, AutoBudget] = {}  # of this process: what a run learns serves the next one
 
 Run = Callable[[int], Counts]
@@ -50,8 +51,9 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def profile_key(target: Target, drafter: Drafter, block_length: int) -> dict[str, Any]:
-    """Return what a profile depends on."""
+def profile_key(target: Target, drafter: Drafter, params: DecodeParams) -> dict[str, Any]:
+    """Return what a profile depends on; of the sampling, whether tokens are drawn and filtered."""
+    sampling = params.sampling
     spec = target.spec
     cuda = spec.device.type == "cuda"
     file = getattr(drafter, "file", None) or getattr(drafter, "graphs", None)
@@ -61,12 +63,13 @@ def profile_key(target: Target, drafter: Drafter, block_length: int) -> dict[str
         "device": torch.cuda.get_device_name(spec.device) if cuda else cpu_name(),
         "dtype": spec.dtype,
         "threads": torch.get_num_threads(),
-        "block_length": block_length,
+        "block_length": params.block_length or target.spec.block_length,
+        "sampled": sampling.temperature > 0,
+        "filtered": sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1),
         "drafter": drafter.name,
         "drafter_file": hashlib.sha256(about.encode()).hexdigest()[:16],
         "torch": torch.__version__,
         "spot_dlm": version("spot-dlm"),
-        "compiled": bool(getattr(target, "is_compiled", False)),
     }
 
 
@@ -142,7 +145,7 @@ def measure(
                 raise
             break
     progress(len(prefixes), total)
-    counts = _decode(run, lambda done: progress(len(prefixes) + done, total)) if run else {}
+    counts = _decode(run, _clock(target), lambda done: progress(len(prefixes) + done, total)) if run else {}
     progress(total, total)
     host_ms, token_ms = _host_ms(list(counts.values()))
     drafts = {n: c for n, c in counts.items() if c.drafted}
@@ -176,8 +179,8 @@ def budget_for(
     if not target.spec.fingerprint:
         return FixedBudget(DEFAULT_NODES)
     tell = say or (lambda _: None)
-    key = profile_key(target, drafter, params.block_length or target.spec.block_length)
-    name = json.dumps(key, sort_keys=True), params.rule, params.sampling.temperature, params.boundary
+    key = profile_key(target, drafter, params)
+    name = json.dumps(key, sort_keys=True), params.rule, params.boundary
     if name not in _budgets:
         profile = load_profile(key, tell)
         if profile is None:
@@ -203,16 +206,15 @@ def _curve(target: Target, tokens: int, length: int) -> tuple[float, ...]:
     canvases[rng.random(canvases.shape) < 0.5] = MASKED
     canvases[:, -1] = MASKED
     seen: dict[int, list[float]] = {}
-    began, most = perf_counter(), ROWS[-1]
+    clock, began, most = _clock(target), perf_counter(), ROWS[-1]
     for repeat in range(_REPEATS + 1):
-        for rows in ROWS:
+        for rows in ROWS if repeat % 2 == 0 else ROWS[::-1]:  # up and down: no small pass follows a large one, as in decoding
             late = perf_counter() - began > _SECONDS
-            if rows > most or (late and (repeat > 1 or rows > _NEEDED_ROWS)):
+            if rows > most or (repeat > 2 and rows > _MANY_ROWS) or (late and (repeat > 1 or rows > _NEEDED_ROWS)):
                 continue
+            start = clock()
             try:
-                if rows == 1:  # the largest pass before has left the caches as decoding does not
-                    target.evaluate(prefix, canvases[:1])
-                took = _pass_ms(target, (prefix, canvases[:rows]))
+                target.evaluate(prefix, canvases[:rows])
             except (RuntimeError, MemoryError):
                 if rows == 1:
                     raise
@@ -220,16 +222,15 @@ def _curve(target: Target, tokens: int, length: int) -> tuple[float, ...]:
                 continue
             if repeat == 1:
                 seen[rows] = []  # the first was a warm-up
-            seen.setdefault(rows, []).append(took)
-    known = [rows for rows in seen if rows <= most]
+            seen.setdefault(rows, []).append(1e3 * (clock() - start))
+    known = sorted(rows for rows in seen if rows <= most)
     values = [_quick(seen[rows]) for rows in known]
     return tuple(_extended(rows, known, values) for rows in ROWS)
 
 
-def _pass_ms(target: Target, query: Query) -> float:
-    clock = perf_counter()
-    target.evaluate(*query)
-    return 1e3 * (perf_counter() - clock)
+def _clock(target: Target) -> Callable[[], float]:
+    """Return the clock to measure passes by: with one CPU thread its own time, which other programs do not lengthen."""
+    return process_time if target.spec.device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
 
 
 def _quick(values: Sequence[float]) -> float:
@@ -242,19 +243,25 @@ def _extended(rows: int, known: Sequence[int], values: Sequence[float]) -> float
     return float(np.interp(rows, known, values)) * max(1.0, rows / known[-1])
 
 
-def _decode(run: Run, progress: Callable[[int], None]) -> dict[int, Counts]:
+def _decode(run: Run, clock: Callable[[], float], progress: Callable[[int], None]) -> dict[int, Counts]:
     """Decode with every number of nodes, in turns while there is time; of each keep the quickest, of slow devices one number alone."""
-    clock = perf_counter()
-    best = {DEFAULT_NODES: run(DEFAULT_NODES)}  # loads compiled code, so the next ones are quicker
-    if perf_counter() - clock > _TRIAL_SECONDS and run(DEFAULT_NODES).total_s > _TRIAL_SECONDS:
+
+    def decode(nodes: int) -> Counts:
+        start, began = clock(), perf_counter()
+        counts = run(nodes)
+        own = min(1.0, (clock() - start) / (perf_counter() - began))
+        return replace(counts, total_s=own * counts.total_s, target_s=own * counts.target_s, draft_s=own * counts.draft_s)
+
+    best = {DEFAULT_NODES: decode(DEFAULT_NODES)}  # loads compiled code, so the next ones are quicker
+    if best[DEFAULT_NODES].target_s > _TRIAL_SECONDS:
         return best
-    clock = perf_counter()
+    began = perf_counter()
     for turn in range(_ROUNDS):
         for done, nodes in enumerate(TRIED_NODES, 1):
-            if turn and perf_counter() - clock > _TRIAL_SECONDS:
+            if turn and perf_counter() - began > _TRIAL_SECONDS:
                 break
             progress(done)
-            counts = run(nodes)
+            counts = decode(nodes)
             if not turn or counts.total_s < best[nodes].total_s:
                 best[nodes] = counts
     return {nodes: best[nodes] for nodes in TRIED_NODES}
