@@ -87,7 +87,7 @@ class AutoBudget:
         """Offer twice what recent passes used, or 1 where drafting does not pay or nothing can be guessed."""
         possible = [len(c.root.masked) > (0 if c.crosses else 1) for c in contexts]
         self._tries = self.account.is_due
-        self._drafts = sum(possible) if self._tries or self.account.pays else 0
+        self._drafts = sum(possible) if self.most > 1 and (self._tries or self.account.pays) else 0
         if not self._drafts:
             return [1] * len(contexts)
         pays = self._costs.most_that_pay(self.most, len(contexts))

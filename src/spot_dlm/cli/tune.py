@@ -61,7 +61,7 @@ def tune(
         console.print(f"spot: {text}", highlight=False, markup=False, soft_wrap=True)
 
     guess = o.open_drafter(drafter, target.spec, o.DrafterFiles(graph, drafter_file, transfer), say)
-    key = profile_key(target, guess, block_length or target.spec.block_length)
+    key = profile_key(target, guess, params)
     profile = None if refresh else load_profile(key, say)
     path = profile_path(key)
     if profile is None:
