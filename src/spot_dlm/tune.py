@@ -23,7 +23,7 @@ import torch
 
 from spot_dlm.artifacts import read_json, write_json
 from spot_dlm.budget import AutoBudget, Budget, CostProfile, FixedBudget, isotonic
-from spot_dlm.interfaces import DecodeParams, Drafter, Target
+from spot_dlm.interfaces import DecodeParams, Drafter, Target, TargetSpec
 from spot_dlm.state import MASKED
 from spot_dlm.stats import Counts
 
@@ -35,6 +35,7 @@ DEFAULT_NODES = 8
 """Nodes of `nodes="auto"` for a target without a fingerprint, for which no measurement can be kept."""
 _REPEATS, _SECONDS = 15, 1.0  # of a prefix
 _ROUNDS, _TRIAL_SECONDS = 3, 2.0  # of decoding
+_DEARER = 1.5  # passes in decoding at most, by their surroundings; what is above comes from a long prompt
 _NEEDED_ROWS, _MANY_ROWS = 4, 16  # measured however long it takes; measured twice only
 _budgets: dict[Any, AutoBudget] = {}  # of this process: what a run learns serves the next one
 
@@ -112,6 +113,11 @@ def save_profile(key: dict[str, Any], profile: CostProfile, say: Callable[[str],
     return path
 
 
+def stages(spec: TargetSpec, block_length: int) -> int:
+    """Return the stages of a measurement with drafts, for a progress bar."""
+    return len(_prefixes(spec.max_length, block_length)) + 1 + len(TRIED_NODES)
+
+
 def measure(
     target: Target,
     drafter: Drafter,
@@ -134,7 +140,7 @@ def measure(
     spec = target.spec
     length = block_length or spec.block_length
     prefixes = _prefixes(spec.max_length, length)
-    total = len(prefixes) + (1 + len(TRIED_NODES) if run else 0)
+    total = stages(spec, length) if run else len(prefixes)
     curves: dict[int, tuple[float, ...]] = {}
     for done, tokens in enumerate(prefixes):
         progress(done, total)
@@ -153,7 +159,7 @@ def measure(
     return CostProfile(
         rows=ROWS,
         prefixes=tuple(curves),
-        pass_ms=tuple(curves.values()),
+        pass_ms=_as_in_decoding(curves, counts),
         host_ms=host_ms,
         token_ms=token_ms,
         draft_ms=tuple(zip(drafts, draft_ms, strict=True)),
@@ -189,6 +195,20 @@ def budget_for(
             save_profile(key, profile, tell)
         _budgets[name] = AutoBudget(profile)
     return _budgets[name]
+
+
+def _as_in_decoding(curves: dict[int, tuple[float, ...]], counts: dict[int, Counts]) -> tuple[tuple[float, ...], ...]:
+    """Return the curves as decoding meets them: between passes the loop and the drafter use the processor's caches, so passes are dearer.
+
+    The factor, by rows, is what passes took in the runs over what the curve of the shortest prefix says.
+    """
+    measured = list(curves.values())
+    found = sorted((c.rows / c.nfe, 1e3 * c.target_s / (c.nfe + c.nfe_prefill + c.nfe_commit)) for c in counts.values() if c.nfe)
+    if not found:
+        return tuple(measured)
+    rows = [r for r, _ in found]
+    factors = [min(_DEARER, max(1.0, took / float(np.interp(r, ROWS, measured[0])))) for r, took in found]
+    return tuple(tuple(ms * float(np.interp(r, rows, factors)) for r, ms in zip(ROWS, curve, strict=True)) for curve in measured)
 
 
 def _prefixes(max_length: int, length: int) -> tuple[int, ...]:
