@@ -221,7 +221,7 @@ def short_speed_table(document: dict[str, Any]) -> str:
 
 TABLES = {
     "growth": ("growth.json", growth_table),
-    "speed": ("bench-speed-grid.json", speed_table),
+    "speed": ("bench-speed-auto.json", speed_table),
     "speed-short": ("bench-speed.json", short_speed_table),
 }
 FILLED = ("docs/performance.md", "README.md")

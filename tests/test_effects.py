@@ -35,16 +35,17 @@ def expected(graph: DraftGraph, logits: MaskedLogits, canvas: np.ndarray) -> dic
         before, after = graph.canvases[parent], graph.canvases[child]
         if (after != -1).all():
             continue
+        open_ = (after == -1) & (canvas == -1)
         j = int(np.flatnonzero((before == -1) & (after != -1))[0])
         apart = int((before != canvas).sum())
-        if j not in found or apart < found[j][0]:
+        if canvas[j] == -1 and (j not in found or apart < found[j][0]):
             change, sure = np.zeros(len(canvas)), []
             for node, content in ((parent, before), (child, after)):
                 exact = logits.of(node).double().softmax(-1)
                 dense = np.zeros(len(canvas))
                 dense[content == -1] = -torch.log(exact.sum(-1) - exact.amax(-1)).numpy()
                 sure.append(dense)
-            change[after == -1] = (sure[1] - sure[0])[after == -1]
+            change[open_] = (sure[1] - sure[0])[open_]
             found[j] = (apart, int(after[j]), change)
     return found
 

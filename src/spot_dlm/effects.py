@@ -42,6 +42,8 @@ class Effects:
     def observe(self, graph: DraftGraph, logits: MaskedLogits, canvas: Int64[np.ndarray, " L"], advanced: int) -> None:
         """Take in one pass; the observation nearest to the state that the pass arrived at wins.
 
+        Only positions that are masked there count: no draft will ask for the others.
+
         Args:
             graph: the pass; complete blocks in it show nothing.
             logits: logits of all its nodes.
@@ -50,7 +52,7 @@ class Effects:
         """
         edges = _nearest(graph.canvases, graph.edges, canvas, advanced, self.distance)
         if len(edges):
-            arrays = (edges, graph.canvases, np.array(logits.offsets), self.value, self.token)
+            arrays = (edges, graph.canvases, canvas, np.array(logits.offsets), self.value, self.token)
             if logits.packed.device.type == "cpu":
                 _observe_rows(host_array(logits.packed), *arrays)
             else:
@@ -108,7 +110,7 @@ def _nearest(canvases: np.ndarray, edges: np.ndarray, canvas: np.ndarray, advanc
                 left += 1
             elif canvases[parent, i] == -1:
                 j = i
-        if j >= 0 and left > 0 and apart < distance[j]:
+        if j >= 0 and left > 0 and canvas[j] == -1 and apart < distance[j]:
             distance[j], winner[j] = apart, e
     out = np.empty((np.sum(winner >= 0), 3), np.int64)
     k = 0
@@ -121,35 +123,35 @@ def _nearest(canvases: np.ndarray, edges: np.ndarray, canvas: np.ndarray, advanc
 
 @njit(cache=True)
 @no_type_check
-def _observe_rows(packed: np.ndarray, edges: np.ndarray, canvases: np.ndarray, offsets: np.ndarray, value: np.ndarray, token: np.ndarray):
+def _observe_rows(packed, edges, canvases, canvas, offsets, value, token):
     """`_observe` from logits: only rows that an edge compares are read."""
     sure = np.full(len(packed), np.float32(-1))
     for e in range(len(edges)):
         row, other = offsets[edges[e, 0]], offsets[edges[e, 1]]
-        for i in range(canvases.shape[1]):
+        for i in range(len(canvas)):
             if canvases[edges[e, 1], i] == -1:
-                if sure[row] < 0:
-                    sure[row] = sureness_of_row(packed[row])
-                if sure[other] < 0:
-                    sure[other] = sureness_of_row(packed[other])
+                for r in (row, other):
+                    if canvas[i] == -1 and sure[r] < 0:
+                        sure[r] = sureness_of_row(packed[r])
                 other += 1
             if canvases[edges[e, 0], i] == -1:
                 row += 1
-    _observe(sure, edges, canvases, offsets, value, token)
+    _observe(sure, edges, canvases, canvas, offsets, value, token)
 
 
 @njit(cache=True)
 @no_type_check
-def _observe(sure: np.ndarray, edges: np.ndarray, canvases: np.ndarray, offsets: np.ndarray, value: np.ndarray, token: np.ndarray) -> None:
-    """Overwrite positions' effects by those of edges (parent, child, j), from the sureness of every row of the pass."""
+def _observe(sure, edges, canvases, canvas, offsets, value, token):
+    """Overwrite positions' effects by those of edges (parent, child, j), from the sureness of the rows of the pass."""
     for e in range(len(edges)):
         parent, child, j = edges[e]
         row, other = offsets[parent], offsets[child]
         token[j] = canvases[child, j]
-        for i in range(canvases.shape[1]):
+        for i in range(len(canvas)):
             value[j, i] = 0.0
             if canvases[child, i] == -1:
-                value[j, i] = sure[other] - sure[row]
+                if canvas[i] == -1:
+                    value[j, i] = sure[other] - sure[row]
                 other += 1
             if canvases[parent, i] == -1:
                 row += 1

@@ -105,6 +105,8 @@ class CoupledNoise:
                 return values[torch.from_numpy(at).to(self._device)]
             self._cached_bytes -= values.nbytes
             del self._cache[key]
+        for past in [k for k in self._cache if k[0] < block]:  # blocks that are finished
+            self._cached_bytes -= self._cache.pop(past)[1].nbytes
         values = self._draw(block, step, positions, vocab_size)
         self._cache[key] = (positions.copy(), values)
         self._cached_bytes += values.nbytes

@@ -35,6 +35,7 @@ DEFAULT_NODES = 8
 """Nodes of `nodes="auto"` for a target without a fingerprint, for which no measurement can be kept."""
 _REPEATS, _SECONDS = 15, 1.0  # of a prefix
 _ROUNDS, _TRIAL_SECONDS = 3, 2.0  # of decoding
+_SLOW_MS = 500.0  # of a pass of one row
 _DEARER = 1.5  # passes in decoding at most, by their surroundings; what is above comes from a long prompt
 _NEEDED_ROWS, _MANY_ROWS = 4, 16  # measured however long it takes; measured twice only
 _budgets: dict[Any, AutoBudget] = {}  # of this process: what a run learns serves the next one
@@ -54,14 +55,12 @@ def cpu_name() -> str:
 
 def profile_key(target: Target, drafter: Drafter, params: DecodeParams) -> dict[str, Any]:
     """Return what a profile depends on; of the sampling, whether tokens are drawn and filtered."""
-    sampling = params.sampling
-    spec = target.spec
-    cuda = spec.device.type == "cuda"
+    spec, sampling = target.spec, params.sampling
     file = getattr(drafter, "file", None) or getattr(drafter, "graphs", None)
     about = json.dumps(getattr(file, "about", {}), sort_keys=True, default=str)
     return {
         "target": spec.fingerprint,
-        "device": torch.cuda.get_device_name(spec.device) if cuda else cpu_name(),
+        "device": torch.cuda.get_device_name(spec.device) if spec.device.type == "cuda" else cpu_name(),
         "dtype": spec.dtype,
         "threads": torch.get_num_threads(),
         "block_length": params.block_length or target.spec.block_length,
@@ -128,7 +127,8 @@ def measure(
     """Measure a target's passes by rows and prefix, and with `run` what the loop and the drafter cost.
 
     Passes are over random canvases, half masked. Row counts take turns, and so do numbers of nodes; the quickest quarter counts, for
-    whatever else the machine does only adds to it. What a slow device does not reach in its time, or has no memory for, is extrapolated.
+    whatever else the machine does only adds to it. What a slow device does not reach in its time, or has no memory for, is extrapolated;
+    where a pass takes half a second, the loop and the drafter are as nothing and not measured.
 
     Args:
         target: the model.
@@ -142,6 +142,7 @@ def measure(
     prefixes = _prefixes(spec.max_length, length)
     total = stages(spec, length) if run else len(prefixes)
     curves: dict[int, tuple[float, ...]] = {}
+    is_slow = False
     for done, tokens in enumerate(prefixes):
         progress(done, total)
         try:
@@ -150,8 +151,10 @@ def measure(
             if not curves:
                 raise
             break
+        if is_slow := curves[tokens][0] > _SLOW_MS:
+            break
     progress(len(prefixes), total)
-    counts = _decode(run, _clock(target), lambda done: progress(len(prefixes) + done, total)) if run else {}
+    counts = _decode(run, _clock(target), lambda done: progress(len(prefixes) + done, total)) if run and not is_slow else {}
     progress(total, total)
     host_ms, token_ms = _host_ms(list(counts.values()))
     drafts = {n: c for n, c in counts.items() if c.drafted}
@@ -225,12 +228,13 @@ def _curve(target: Target, tokens: int, length: int) -> tuple[float, ...]:
     canvases = rng.choice(ids, (ROWS[-1], length))
     canvases[rng.random(canvases.shape) < 0.5] = MASKED
     canvases[:, -1] = MASKED
+    target.evaluate(prefix, canvases[:1])  # whatever is made at the first pass
     seen: dict[int, list[float]] = {}
     clock, began, most = _clock(target), perf_counter(), ROWS[-1]
     for repeat in range(_REPEATS + 1):
         for rows in ROWS if repeat % 2 == 0 else ROWS[::-1]:  # up and down: no small pass follows a large one, as in decoding
             late = perf_counter() - began > _SECONDS
-            if rows > most or (repeat > 2 and rows > _MANY_ROWS) or (late and (repeat > 1 or rows > _NEEDED_ROWS)):
+            if rows > most or (repeat > 2 and rows > _MANY_ROWS) or (late and (repeat > 0 or rows > _NEEDED_ROWS)):
                 continue
             start = clock()
             try:
@@ -241,21 +245,16 @@ def _curve(target: Target, tokens: int, length: int) -> tuple[float, ...]:
                 most = ROWS[ROWS.index(rows) - 1]
                 continue
             if repeat == 1:
-                seen[rows] = []  # the first was a warm-up
+                seen[rows] = []  # the first was a warm-up for this shape
             seen.setdefault(rows, []).append(1e3 * (clock() - start))
     known = sorted(rows for rows in seen if rows <= most)
-    values = [_quick(seen[rows]) for rows in known]
+    values = [float(np.quantile(seen[rows], 0.25, method="higher")) for rows in known]
     return tuple(_extended(rows, known, values) for rows in ROWS)
 
 
 def _clock(target: Target) -> Callable[[], float]:
     """Return the clock to measure passes by: with one CPU thread its own time, which other programs do not lengthen."""
     return process_time if target.spec.device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
-
-
-def _quick(values: Sequence[float]) -> float:
-    """Return the quickest quarter's slowest."""
-    return float(np.quantile(values, 0.25, method="higher"))
 
 
 def _extended(rows: int, known: Sequence[int], values: Sequence[float]) -> float:
@@ -273,7 +272,7 @@ def _decode(run: Run, clock: Callable[[], float], progress: Callable[[int], None
         return replace(counts, total_s=own * counts.total_s, target_s=own * counts.target_s, draft_s=own * counts.draft_s)
 
     best = {DEFAULT_NODES: decode(DEFAULT_NODES)}  # loads compiled code, so the next ones are quicker
-    if best[DEFAULT_NODES].target_s > _TRIAL_SECONDS:
+    if best[DEFAULT_NODES].target_s > _TRIAL_SECONDS:  # little of that was loading
         return best
     began = perf_counter()
     for turn in range(_ROUNDS):

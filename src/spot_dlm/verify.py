@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.noise import CoupledNoise, draw_each
+from spot_dlm.race import on_host
 from spot_dlm.state import BlockState
 from spot_dlm.transition import Sampling, Transition, UnmaskRule, commit, denoise, propose
 
@@ -36,13 +37,15 @@ class Step:
 def denoise_many(steps: Sequence[Step]) -> list[Transition | ValueError]:
     """Apply `denoise` to each of several steps, equal to the bit, in few calls: those with equal parameters are measured together.
 
-    A step whose logits decide nothing gives its error and leaves the others alone.
+    On the host only: elsewhere a sum's rounding may depend on how many rows are summed, so every step has its own call. A step whose
+    logits decide nothing gives its error and leaves the others alone.
     """
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, step in enumerate(steps):
         drawn = step.sampling.temperature, step.sampling.top_k, step.sampling.top_p
         missing = len(step.state.masked) - len(step.logits)  # rows of a broken target, which must not shift others
-        groups.setdefault((step.rule, *drawn, missing, step.logits.shape[-1], step.logits.device), []).append(i)
+        alone = -1 if on_host(step.logits) else i
+        groups.setdefault((step.rule, *drawn, missing, step.logits.shape[-1], alone), []).append(i)
     out: dict[int, Transition | ValueError] = {}
     for group in groups.values():
         out |= zip(group, _denoise_alike([steps[i] for i in group]), strict=True)

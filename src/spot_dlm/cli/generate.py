@@ -62,7 +62,7 @@ def generate(
     raw: o.Raw = False,
     strict: o.Strict = 1,
     batch: Annotated[
-        str, typer.Option("--batch", metavar="N|auto", help=f"Decodes that share a pass; auto = {MAX_REQUESTS}. Never changes an answer.")
+        str, typer.Option("--batch", metavar="N|auto", help=f"Decodes that share a pass; auto = {MAX_REQUESTS}. On a CPU answers stay.")
     ] = "auto",
     stats: Annotated[bool, typer.Option("--stats", help="Print passes, acceptance by depth and seconds on stderr.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the canvas filling in, on stderr.")] = False,

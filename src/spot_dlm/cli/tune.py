@@ -110,7 +110,7 @@ def _speedups(profile: CostProfile, prefix: int, nodes: list[int], steps: list[f
     curve = profile.between(profile.curves(max(nodes)), prefix)
     plain = curve[0] + profile.host_ms + profile.token_ms
     return [
-        s * float(plain) / float(curve[n - 1] + profile.host_ms + profile.token_ms * s + profile.drafting(n))
+        s * float(plain) / float(curve[n - 1] + profile.host_ms + profile.token_ms * s + (profile.drafting(n) if n > 1 else 0))
         for n, s in zip(nodes, steps, strict=True)
     ]
 
@@ -149,14 +149,15 @@ def _show(console: Console, profile: CostProfile, document: dict[str, Any]) -> N
     console.print(table)
     console.print(f"the loop takes {profile.host_ms:.2f} ms a pass and {profile.token_ms:.2f} ms a step")
     if document["drafts"]:
-        console.print(_drafts_table(profile, document["drafts"]))
+        console.print(f"drafts of {profile.drafter} while the prompt was decoded:")
+        console.print(_drafts_table(document["drafts"]))
+    console.print("best nodes of a chain whose guesses are right so often (times standard decoding):")
     console.print(_budgets_table(profile, document["budgets"]))
     console.print(f"kept in {document['file']}" if document["file"] else "not kept", soft_wrap=True)
 
 
-def _drafts_table(profile: CostProfile, drafts: list[dict[str, Any]]) -> Table:
-    title = f"drafts of {profile.drafter} on the prompt"
-    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True, title=title, title_justify="left", min_width=len(title))
+def _drafts_table(drafts: list[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     for name in ("nodes", "ms a draft", "steps a pass", "times standard"):
         table.add_column(name, justify="right")
     for d in drafts:
@@ -165,8 +166,7 @@ def _drafts_table(profile: CostProfile, drafts: list[dict[str, Any]]) -> Table:
 
 
 def _budgets_table(profile: CostProfile, budgets: list[dict[str, Any]]) -> Table:
-    title = "best nodes of a chain whose guesses are right so often, and times standard decoding"
-    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True, title=title, title_justify="left", min_width=len(title))
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     table.add_column("right", justify="right")
     for prefix in profile.prefixes:
         table.add_column(f"prefix {prefix}", justify="right")
@@ -192,6 +192,7 @@ def _figure(profile: CostProfile) -> bytes:
     gains.axhline(1, color="#999999", linewidth=0.8)
     for panel, x, y in ((costs, "rows of a pass", "milliseconds"), (gains, f"nodes (prefix {profile.prefixes[0]})", "times standard")):
         panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter("{x:.0f}")
         panel.set_xlabel(x)
         panel.set_ylabel(y)
         panel.grid(alpha=0.25)

@@ -23,8 +23,9 @@ from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, s
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import Drafter, Target
 from spot_dlm.rules import describe
-from spot_dlm.sequence import Event, Finished
+from spot_dlm.sequence import Finished, Pass
 from spot_dlm.stats import Counts
+from spot_dlm.transition import Transition
 
 DEFAULT_LIMIT = 10
 
@@ -167,11 +168,13 @@ def _cases(
 ) -> Iterator[Case]:
     """Compare; the standard run of a job serves every drafter and budget."""
     params = [replace(job.params, sequence=job.line.sequence(0)) for job in jobs]
-    standard = [standard_trajectory(target, job.prompt_ids, p) for job, p in zip(jobs, params, strict=True)]
+    standard: dict[int, Trajectory] = {}
     for drafter in drafters:
         for nodes in budgets:
             requests = [Request(i, job.prompt_ids, replace(p, nodes=nodes)) for i, (job, p) in enumerate(zip(jobs, params, strict=True))]
             for i, speculative in _trajectories(target, requests, drafter, batch, say):
+                if i not in standard:
+                    standard[i] = standard_trajectory(target, jobs[i].prompt_ids, params[i])
                 divergence = first_divergence(standard[i], speculative, params[i].rule)
                 if divergence is not None:
                     divergence = refine(divergence, target, jobs[i].prompt_ids, params[i])
@@ -182,13 +185,14 @@ def _trajectories(
     target: Target, requests: list[Request[int]], drafter: Drafter, batch: int, say: Callable[[str], None]
 ) -> Iterator[tuple[int, Trajectory]]:
     """Decode speculatively, so many prompts at a time, and yield the number and trajectory of each as it ends."""
-    events: dict[int, list[Event]] = {r.id: [] for r in requests}
+    transitions: dict[int, list[Transition]] = {r.id: [] for r in requests}
     for number, event in decode_batch(target, requests, drafter, max_requests=batch, say=say):
         if isinstance(event, Failed):
             raise event.error
-        events[number].append(event)
-        if isinstance(event, Finished):
-            yield number, Trajectory.of(events.pop(number))
+        if isinstance(event, Pass):  # not kept itself: it holds the logits of the whole pass
+            transitions[number] += event.acceptance.transitions
+        elif isinstance(event, Finished):
+            yield number, Trajectory(transitions.pop(number), event.result)
 
 
 def _identical(cases: list[Case]) -> int:
