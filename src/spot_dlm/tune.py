@@ -221,7 +221,7 @@ def _prefixes(max_length: int, length: int) -> tuple[int, ...]:
 
 
 def _curve(target: Target, tokens: int, length: int) -> tuple[float, ...]:
-    """Return the milliseconds of a pass for every number of rows, extrapolated from where time or memory are at an end."""
+    """Return the milliseconds of a pass for every number of rows; in proportion from where time or memory are at an end."""
     spec, rng = target.spec, np.random.default_rng(0)
     ids = np.setdiff1d(np.arange(spec.vocab_size), [spec.mask_token_id])
     prefix = target.prefill(rng.choice(ids, tokens), length)
@@ -249,17 +249,12 @@ def _curve(target: Target, tokens: int, length: int) -> tuple[float, ...]:
             seen.setdefault(rows, []).append(1e3 * (clock() - start))
     known = sorted(rows for rows in seen if rows <= most)
     values = [float(np.quantile(seen[rows], 0.25, method="higher")) for rows in known]
-    return tuple(_extended(rows, known, values) for rows in ROWS)
+    return tuple(float(np.interp(rows, known, values)) * max(1.0, rows / known[-1]) for rows in ROWS)
 
 
 def _clock(target: Target) -> Callable[[], float]:
     """Return the clock to measure passes by: with one CPU thread its own time, which other programs do not lengthen."""
     return process_time if target.spec.device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
-
-
-def _extended(rows: int, known: Sequence[int], values: Sequence[float]) -> float:
-    """Interpolate; beyond the last known count the cost grows in proportion."""
-    return float(np.interp(rows, known, values)) * max(1.0, rows / known[-1])
 
 
 def _decode(run: Run, clock: Callable[[], float], progress: Callable[[int], None]) -> dict[int, Counts]:
