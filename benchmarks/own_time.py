@@ -23,9 +23,10 @@ import spot_dlm as spot
 from spot_dlm.artifacts import provenance, write_json
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.drafters.order import Order
-from spot_dlm.features import encode, live_state, remember
+from spot_dlm.features import remember
 from spot_dlm.growth import grow
 from spot_dlm.interfaces import DraftContext, Drafter
+from spot_dlm.live import read_live
 from spot_dlm.order_inference import FastScorer
 from spot_dlm.tasks import load_prompts
 
@@ -66,8 +67,7 @@ class Stopwatch:
             return graph
         context = replace(before, memory=memory_of(before))
         depths = max(min(budget - 1, len(masked) - (not context.crosses)), 8)
-        state, ahead = self._time("features", lambda: live_state(context, min(depths, len(masked)), False))
-        encoded = self._time("encode", lambda: encode(state, state.margin.shape[1]))
+        encoded, (ahead,) = self._time("features", lambda: read_live([context], [min(depths, len(masked))], False))
         if self.name == "order" and context.graph is not None and context.evaluated is not None:
             seen = (context.graph, context.evaluated, context.last.before.canvas, context.root.step - int(context.graph.steps[0]))
             self._time("effects", lambda: remember(context.memory, *seen))

@@ -14,8 +14,9 @@ from spot_dlm.decode import decode_steps
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters import order as order_drafter
-from spot_dlm.features import Encoded, encode, live_state, live_states
+from spot_dlm.features import Encoded, encode
 from spot_dlm.interfaces import DraftContext
+from spot_dlm.live import read_live
 from spot_dlm.record import Recording, TraceSetting
 from spot_dlm.trace_states import BEST, OTHER, SECOND, TraceStates
 from spot_dlm.traces import Traces
@@ -38,8 +39,8 @@ class Reader:
         self.seen: dict[tuple[int, int], Encoded] = {}
 
     def draft(self, context: DraftContext, budget: int) -> DraftGraph:
-        batch, _ = live_state(context, min(DEPTHS, len(context.root.masked)))
-        self.seen[context.last.before.block, context.last.before.step] = encode(batch, DEPTHS)
+        encoded, _ = read_live([context], [min(DEPTHS, len(context.root.masked))])
+        self.seen[context.last.before.block, context.last.before.step] = encoded
         return DraftGraph.root_only(context.root)
 
 
@@ -100,16 +101,12 @@ def test_a_drafter_reads_what_it_was_trained_on(tmp_path: Path, monkeypatch: pyt
     seen: list[tuple[int, int, Encoded]] = []
 
     def reading(contexts: list[DraftContext], depths: list[int], with_effects: bool) -> tuple:
-        at.extend((context.last.before.block, context.last.before.step) for context in contexts)
-        return live_states(contexts, depths, with_effects)
+        encoded, aheads = read_live(contexts, depths, with_effects)
+        (context,) = contexts
+        seen.append((context.last.before.block, context.last.before.step, encoded))
+        return encoded, aheads
 
-    def keeping(batch: object, depths: int) -> Encoded:
-        seen.append((*at[-1], encode(batch, depths)))
-        return seen[-1][2]
-
-    at: list[tuple[int, int]] = []
-    monkeypatch.setattr(order_drafter, "live_states", reading)
-    monkeypatch.setattr(order_drafter, "encode", keeping)
+    monkeypatch.setattr(order_drafter, "read_live", reading)
     drafter = order_drafter.Order(load_order_model(folder))
     drafted, known = 0, 0
     for number, prompt, setting, sequence in decode_jobs(recording):

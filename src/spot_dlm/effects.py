@@ -66,7 +66,7 @@ class Effects:
     def of(self, tokens: Int64[np.ndarray, " L"]) -> tuple[Float32[np.ndarray, "L L"], Float32[np.ndarray, " L"]]:
         """Return the effect of committing `tokens` and how near the observations were, 0 where another token was seen or none."""
         value, known = np.empty_like(self.value), np.empty(len(tokens), np.float32)
-        _choose(self.value, self.token, self.distance, tokens, value, known)
+        choose(self.value, self.token, self.distance, tokens, value, known)
         return value, known
 
 
@@ -159,7 +159,7 @@ def _observe(sure, edges, canvases, canvas, offsets, value, token):
 
 @njit(cache=True)
 @no_type_check
-def _choose(
+def choose(
     value: np.ndarray, token: np.ndarray, distance: np.ndarray, tokens: np.ndarray, out_value: np.ndarray, out_known: np.ndarray
 ) -> None:
     """Write effects and nearness where the token is the expected one, 0 elsewhere."""

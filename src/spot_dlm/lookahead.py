@@ -18,15 +18,15 @@ from numba import njit
 from torch import Tensor
 
 from spot_dlm.noise import CoupledNoise
-from spot_dlm.outputs import Outputs, exp_negative
-from spot_dlm.race import C1, C2, G, _mix_word, _position_key, log_scalar
+from spot_dlm.outputs import Outputs, exp_negative, host_array, is_filtered
+from spot_dlm.race import C1, C2, G, _find_winners, _mix_word, _position_key, log_scalar
 from spot_dlm.state import BlockState
 from spot_dlm.transition import Sampling, UnmaskRule, filter_logits, temper
 
 WIDE_TAIL, WHOLE_DEPTHS = 0.01, 8
 """Positions whose kept tokens lack more mass than the first are drawn from the whole vocabulary, so many depths far."""
 
-_NO_KEYS = np.empty(0, dtype=np.uint64)
+NO_KEYS = np.empty(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def look_ahead(
     """
     at, sampled = np.arange(len(outputs.positions)) if at is None else at, sampling.temperature > 0
     if not sampled:
-        keys = _NO_KEYS
+        keys = NO_KEYS
     elif keys is None:
         keys = noise.step_keys(root.block, range(root.step, root.step + max(depths, 1)))
     shape = (len(keys) or 1, len(at))
@@ -78,15 +78,18 @@ def look_ahead(
     lacking = np.empty(shape[1], np.float32)
     ranked = _ranked(outputs, rule, fine)
     arrays = (outputs.ids, outputs.scores, outputs.source, ranked, ahead.tokens, ahead.fine, ahead.margin, lacking)
-    _look(keys, outputs.positions, at, *arrays)
+    look_at_rows(keys, outputs.positions, at, *arrays)
     if not sampled and fine is not None:
         ahead.fine[0, :, 0] = fine[at]
-    elif sampled and logits is not None:
-        wide = np.flatnonzero(lacking > WIDE_TAIL)
-        if len(wide):
-            rows = at[wide]
-            of_wide = logits[torch.from_numpy(rows).to(logits.device)]
-            _draw_whole(ahead, wide, outputs.positions[rows], of_wide, root, rule, sampling, noise)
+    elif sampled and logits is not None and (lacking > WIDE_TAIL).any():
+        if logits.device.type == "cpu" and not is_filtered(sampling):
+            how = (sampling.temperature, rule.confidence == "probability", rule.source == "raw")
+            found = (outputs.ids, ranked, lacking, ahead.tokens, ahead.fine, ahead.margin)
+            draw_whole_rows(host_array(logits), keys, outputs.positions, at, *how, *found)
+        else:
+            wide = np.flatnonzero(lacking > WIDE_TAIL)
+            of_wide = logits[torch.from_numpy(at[wide]).to(logits.device)]
+            _draw_whole(ahead, wide, outputs.positions[at[wide]], of_wide, root, rule, sampling, noise)
     return ahead
 
 
@@ -109,10 +112,7 @@ def _draw_whole(
     sampling: Sampling,
     noise: CoupledNoise,
 ) -> None:
-    """Draw again from the whole vocabulary at the `wide` positions, for the first WHOLE_DEPTHS depths.
-
-    A token from outside becomes the best one and the one it replaces the second.
-    """
+    """`draw_whole_rows` for logits elsewhere than in the host's memory, and for filters."""
     logits = logits.float()
     tempered = temper(logits, sampling.temperature)
     filtered = filter_logits(tempered, sampling.top_k, sampling.top_p)
@@ -139,7 +139,50 @@ def _normalised(scores: Float32[np.ndarray, "m K"]) -> Float32[np.ndarray, "m K"
 
 @njit(cache=True)
 @no_type_check
-def _look(
+def draw_whole_rows(
+    logits: np.ndarray,
+    keys: np.ndarray,
+    positions: np.ndarray,
+    at: np.ndarray,
+    temperature: float,
+    by_token: bool,
+    raw: bool,
+    ids: np.ndarray,
+    ranked: np.ndarray,
+    lacking: np.ndarray,
+    tokens: np.ndarray,
+    fine: np.ndarray,
+    margin: np.ndarray,
+) -> None:
+    """Draw again from the whole vocabulary where the kept tokens lack mass, for the first WHOLE_DEPTHS depths.
+
+    A token from outside becomes the best one and the one it replaces the second.
+    """
+    depths, size = min(len(margin), WHOLE_DEPTHS), logits.shape[1]
+    some, drawn = np.empty((depths, 1), np.uint64), np.empty((depths, 1), np.int64)
+    scores, divisor = np.empty((1, size), np.float32), np.float32(temperature)
+    for d in range(depths):
+        some[d, 0] = keys[d]
+    for i in range(len(at)):
+        if lacking[i] <= WIDE_TAIL:
+            continue
+        r = at[i]
+        for v in range(size):
+            scores[0, v] = logits[r, v] / divisor
+        _find_winners(some, positions[r : r + 1], scores, ids[r, :1], drawn)
+        for d in range(depths):
+            token = drawn[d, 0]
+            if token != tokens[d, i, 0]:
+                tokens[d, i, 1], fine[d, i, 1] = tokens[d, i, 0], fine[d, i, 0]
+                tokens[d, i, 0], margin[d, i] = token, 1.0
+                if by_token:
+                    gap = logits[r, token] - logits[r, ids[r, 0]]
+                    fine[d, i, 0] = ranked[r, 0] + (gap if raw else gap / divisor)
+
+
+@njit(cache=True)
+@no_type_check
+def look_at_rows(
     keys: np.ndarray,
     positions: np.ndarray,
     at: np.ndarray,

@@ -71,8 +71,8 @@ def read_outputs(
     sampling = sampling or Sampling()
     count, temperature = min(num_top, logits.shape[-1]), sampling.temperature
     tempered = temperature not in (0.0, 1.0)
-    summarise = _on_host if logits.device.type == "cpu" and count <= _FEW else _on_device
-    ids, logp, source, log_rest, entropy = summarise(logits.float(), count, temperature if tempered else 1.0)
+    read = _on_host if logits.device.type == "cpu" and count <= _FEW else _on_device
+    ids, logp, source, log_rest, entropy = read(logits.float(), count, temperature if tempered else 1.0)
     return Outputs(positions, ids, logp, source, _filtered(source, sampling), log_rest, entropy)
 
 
@@ -87,7 +87,7 @@ def _on_host(logits: Float[Tensor, "m V"], count: int, temperature: float) -> _S
     ids, logp = np.empty((rows, count), np.int64), np.empty((rows, count), np.float32)
     source = logp if temperature == 1 else np.empty_like(logp)
     log_rest, entropy = np.empty(rows, np.float32), np.empty(rows, np.float32)
-    _summarise(host_array(logits), temperature, ids, logp, source, log_rest, entropy)
+    summarise_rows(host_array(logits), temperature, ids, logp, source, log_rest, entropy)
     return ids, logp, source, log_rest, entropy
 
 
@@ -193,7 +193,7 @@ def _keep_best(values: np.ndarray, ids: np.ndarray, kept: np.ndarray) -> None:
 
 @njit(cache=True)
 @no_type_check
-def _summarise(
+def summarise_rows(
     logits: np.ndarray,
     temperature: float,
     ids: np.ndarray,
@@ -221,9 +221,14 @@ def _summarise(
                 source[row, k] = max((kept[k] - kept[0]) * scale - np.log1p(total), _FLOOR)
 
 
+def is_filtered(sampling: Sampling) -> bool:
+    """Whether top-k or top-p keeps tokens from being drawn."""
+    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
+
+
 def _filtered(source: Float32[np.ndarray, "m K"], sampling: Sampling) -> Float32[np.ndarray, "m K"]:
     """Remove what top-k and top-p remove; the best token always stays."""
-    if sampling.temperature == 0 or (not sampling.top_k and sampling.top_p >= 1):
+    if not is_filtered(sampling):
         return source
     scores = source.copy()
     if sampling.top_k:

@@ -13,9 +13,10 @@ from functools import cached_property
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.drafter_files import OrderModelFile
 from spot_dlm.drafters.stale import stale_chain
-from spot_dlm.features import NUM_AHEAD, encode, live_states
+from spot_dlm.features import NUM_AHEAD
 from spot_dlm.growth import grow
 from spot_dlm.interfaces import DraftContext
+from spot_dlm.live import read_live
 from spot_dlm.order_inference import FastScorer
 from spot_dlm.rules import parse_rule
 from spot_dlm.transition import UnmaskRule
@@ -74,8 +75,8 @@ class Order:
         deepest = [len(at) - (not context.crosses) for context, at in zip(contexts, masked, strict=True)]
         depths = [max(min(budget - 1, most), NUM_AHEAD) for budget, most in zip(budgets, deepest, strict=True)]
         looks = [min(wanted, len(at)) for wanted, at in zip(depths, masked, strict=True)]
-        batch, aheads = live_states(contexts, looks, with_effects=self.name == "order")
-        scores = self._scorer(encode(batch, batch.margin.shape[1]), masked, aheads, depths, self.token_branches)
+        encoded, aheads = read_live(contexts, looks, with_effects=self.name == "order")
+        scores = self._scorer(encoded, masked, aheads, depths, self.token_branches)
         return [
             grow(context.root, each, budget, context.crosses, context.stop_ids)
             for context, each, budget in zip(contexts, scores, budgets, strict=True)
