@@ -67,11 +67,11 @@ class Stopwatch:
             return graph
         context = replace(before, memory=memory_of(before))
         depths = max(min(budget - 1, len(masked) - (not context.crosses)), 8)
-        encoded, (ahead,) = self._time("features", lambda: read_live([context], [min(depths, len(masked))], False))
+        encoded, tokens = self._time("features", lambda: read_live([context], [min(depths, len(masked))], False))
         if self.name == "order" and context.graph is not None and context.evaluated is not None:
             seen = (context.graph, context.evaluated, context.last.before.canvas, context.root.step - int(context.graph.steps[0]))
             self._time("effects", lambda: remember(context.memory, *seen))
-        scores = self._time("encoder and head", lambda: scorer(encoded, [masked], [ahead], [depths])[0])
+        scores = self._time("encoder and head", lambda: scorer(encoded, [masked], tokens, [depths])[0])
         self._time("growth", lambda: grow(context.root, scores, budget, context.crosses, context.stop_ids))
         return graph
 

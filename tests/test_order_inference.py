@@ -17,7 +17,6 @@ from spot_dlm.drafter_files import OrderModelFile
 from spot_dlm.drafters.order import Order
 from spot_dlm.features import Encoded
 from spot_dlm.interfaces import DecodeParams, DraftContext
-from spot_dlm.lookahead import LookAhead
 from spot_dlm.order_inference import FastScorer
 from spot_dlm.order_model import OrderConfig, inputs
 from spot_dlm.transition import Sampling, UnmaskRule
@@ -28,10 +27,6 @@ UNEVEN = OrderConfig(width=20, layers=2, heads=4, hidden=23, rank=5, gate=3, dep
 def random_encoded(size: int, looked: int, length: int, seed: int = 0) -> Encoded:
     given = {name: value.numpy() for name, value in random_inputs(size, looked, length, seed)._asdict().items()}
     return Encoded(masked=np.zeros((size, length), np.int8), **given)
-
-
-def look_ahead_of(tokens: np.ndarray) -> LookAhead:
-    return LookAhead(tokens, np.zeros(tokens.shape, np.float32), np.zeros(tokens.shape[:2], np.float32))
 
 
 @pytest.mark.parametrize("config", [SMALL, UNEVEN, OrderConfig()], ids=["small", "uneven", "full"])
@@ -45,10 +40,10 @@ def test_scores_are_the_models(config: OrderConfig, kind: str, size: int, length
     encoded, scorer = random_encoded(size, looked, length), FastScorer(model)
     masked = [np.sort(rng.choice(length, int(rng.integers(1, length + 1)), replace=False)) for _ in range(size)]
     depths = [int(rng.integers(looked, looked + 20)) for _ in range(size)]
-    aheads = [look_ahead_of(rng.integers(0, 99, (looked, len(at), 2))) for at in masked]
+    tokens = [rng.integers(0, 99, (looked, len(at), 2)) for at in masked]
     for _ in range(2):  # the second run finds the buffers of the first
-        found = scorer(encoded, masked, aheads, depths)
-    for b, (at, ahead, wanted, ours) in enumerate(zip(masked, aheads, depths, found, strict=True)):
+        found = scorer(encoded, masked, tokens, depths)
+    for b, (at, some, wanted, ours) in enumerate(zip(masked, tokens, depths, found, strict=True)):
         which = np.minimum(np.arange(wanted), looked - 1)
         deep = {name: getattr(encoded, name)[:, which] for name in ("linear", "token", "sure")}
         theirs = model(inputs(replace(encoded, **deep)))
@@ -61,7 +56,7 @@ def test_scores_are_the_models(config: OrderConfig, kind: str, size: int, length
         }  # fmt: skip
         for name, value in expected.items():
             np.testing.assert_allclose(getattr(ours, name), value, rtol=1e-3, atol=2e-5, err_msg=name)
-        assert (ours.tokens == ahead.tokens[which]).all() and (ours.positions == at).all()
+        assert (ours.tokens == some[which]).all() and (ours.positions == at).all()
         np.testing.assert_array_equal(ours.gate_out, theirs.gate_out.numpy())
         if kind == "order":
             assert ours.moving is not None
@@ -69,7 +64,7 @@ def test_scores_are_the_models(config: OrderConfig, kind: str, size: int, length
             np.testing.assert_allclose(ours.moving.dynamic, dense["dynamic"], rtol=1e-6)
             assert (ours.moving.sure == dense["sure"][:, at]).all() and (ours.moving.known == dense["known"][at]).all()
             assert (ours.moving.known_root, ours.moving.rounded) == (dense["known_root"], dense["rounded"] > 0)
-    assert (scorer(encoded, masked, aheads, depths, token_branches=False)[0].p_token[..., 1] == 0).all()
+    assert (scorer(encoded, masked, tokens, depths, token_branches=False)[0].p_token[..., 1] == 0).all()
 
 
 class Asked:

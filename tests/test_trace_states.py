@@ -101,10 +101,10 @@ def test_a_drafter_reads_what_it_was_trained_on(tmp_path: Path, monkeypatch: pyt
     seen: list[tuple[int, int, Encoded]] = []
 
     def reading(contexts: list[DraftContext], depths: list[int], with_effects: bool) -> tuple:
-        encoded, aheads = read_live(contexts, depths, with_effects)
+        encoded, tokens = read_live(contexts, depths, with_effects)
         (context,) = contexts
         seen.append((context.last.before.block, context.last.before.step, encoded))
-        return encoded, aheads
+        return encoded, tokens
 
     monkeypatch.setattr(order_drafter, "read_live", reading)
     drafter = order_drafter.Order(load_order_model(folder))

@@ -13,7 +13,7 @@ from typing import no_type_check
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int, Int64, UInt64
+from jaxtyping import Float, Float32, Float64, Int, Int64, UInt64
 from numba import njit
 from torch import Tensor
 
@@ -246,39 +246,35 @@ def _race_two(key: np.uint64, position: int, ids: np.ndarray, scores: np.ndarray
     return best, second, min(first_value - second_value, np.float32(80.0))
 
 
-Decision = tuple[bool, bool, bool, float, bool]
-"""What makes a ranking value decisive, for compiled code (`decide`): left to right, logarithmic, rounded, threshold, strict."""
-
-
 @lru_cache
-def decision_of(rule: UnmaskRule) -> Decision:
-    """Return how the rule orders positions."""
+def decision_of(rule: UnmaskRule) -> Float64[np.ndarray, " 5"]:
+    """Return what makes a ranking value decisive, for `decide`: left to right, logarithmic, rounded, threshold, strict."""
     threshold = rule.threshold if rule.select == "leftmost_above" else np.inf
     is_log = rule.confidence in ("probability", "max_probability")
-    return rule.select == "left_to_right", is_log, rule.resolution == "bfloat16", threshold, rule.strict
+    return np.array([rule.select == "left_to_right", is_log, rule.resolution == "bfloat16", threshold, rule.strict], dtype=np.float64)
 
 
 def decisive_rank(
     fine: Float32[np.ndarray, "*shape"], positions: Int[np.ndarray, "*#shape"], rule: UnmaskRule
 ) -> Float32[np.ndarray, "*shape"]:
     """Return the number by which the rule orders positions (higher first, then the lower position), from unrounded ranking values."""
-    if rule.select == "left_to_right":
-        return np.zeros_like(fine) - positions.astype(np.float32)
     rank = np.array(fine, dtype=np.float32, order="C")
-    _decide_each(rank.reshape(-1), *decision_of(rule))
+    places = np.ascontiguousarray(np.broadcast_to(positions, rank.shape)).reshape(-1)
+    _decide_each(rank.reshape(-1), places, decision_of(rule))
     return rank
 
 
 @njit(cache=True)
 @no_type_check
-def decide(fine: np.float32, position: int, to_the_left: bool, is_log: bool, rounded: bool, threshold: float, strict: bool) -> np.float32:
+def decide(fine: np.float32, position: int, decision: np.ndarray) -> np.float32:
     """Return what orders positions: the ranking value, rounded to bfloat16 (nearest even) if the rule does; infinite above a threshold."""
-    if to_the_left:
+    if decision[0] > 0:
         return np.float32(-position)
+    is_log, rounded, threshold = decision[1] > 0, decision[2] > 0, np.float32(decision[3])
     if not rounded and threshold == np.inf:
         return fine
-    natural, least = np.exp(fine) if is_log else fine, np.float32(threshold)
-    if natural > least or (natural == least and not strict):
+    natural = np.exp(fine) if is_log else fine
+    if natural > threshold or (natural == threshold and decision[4] == 0):
         return np.float32(np.inf)
     if not rounded:
         return fine
@@ -289,9 +285,9 @@ def decide(fine: np.float32, position: int, to_the_left: bool, is_log: bool, rou
 
 @njit(cache=True)
 @no_type_check
-def _decide_each(values: np.ndarray, to_the_left: bool, is_log: bool, rounded: bool, threshold: float, strict: bool) -> None:
+def _decide_each(values: np.ndarray, positions: np.ndarray, decision: np.ndarray) -> None:
     for i in range(len(values)):
-        values[i] = decide(values[i], 0, to_the_left, is_log, rounded, threshold, strict)
+        values[i] = decide(values[i], positions[i], decision)
 
 
 def rule_order(fine: Float32[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], rule: UnmaskRule) -> Int64[np.ndarray, "D m"]:

@@ -75,8 +75,8 @@ class Order:
         deepest = [len(at) - (not context.crosses) for context, at in zip(contexts, masked, strict=True)]
         depths = [max(min(budget - 1, most), NUM_AHEAD) for budget, most in zip(budgets, deepest, strict=True)]
         looks = [min(wanted, len(at)) for wanted, at in zip(depths, masked, strict=True)]
-        encoded, aheads = read_live(contexts, looks, with_effects=self.name == "order")
-        scores = self._scorer(encoded, masked, aheads, depths, self.token_branches)
+        encoded, tokens = read_live(contexts, looks, with_effects=self.name == "order")
+        scores = self._scorer(encoded, masked, tokens, depths, self.token_branches)
         return [
             grow(context.root, each, budget, context.crosses, context.stop_ids)
             for context, each, budget in zip(contexts, scores, budgets, strict=True)
