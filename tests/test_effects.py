@@ -55,8 +55,12 @@ def expected(graph: DraftGraph, logits: MaskedLogits, canvas: np.ndarray) -> dic
 def test_the_nearest_observation_wins(seed: int, on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pass after pass from one root; a later observation replaces an earlier one only where it is nearer by then."""
     if on_device:  # what logits elsewhere than in the host's memory go through
-        monkeypatch.setattr(effects_module, "_observe_rows", lambda packed, *rest: _observe(sureness_of(torch.from_numpy(packed)), *rest))
-    _observe = effects_module._observe
+
+        def as_elsewhere(packed, canvases, edges, canvas, advanced, offsets, value, token, distance) -> None:
+            nearest = effects_module._nearest(canvases, edges, canvas, advanced, distance)
+            effects_module._observe(sureness_of(torch.from_numpy(packed)), nearest, canvases, canvas, offsets, value, token)
+
+        monkeypatch.setattr(effects_module, "_observe_rows", as_elsewhere)
     root = BlockState(1, np.array([7, -1, -1, 5, -1, -1, -1]), 2)
     memory, known, complete = Effects.empty(7), {}, 0
     for number in range(3):

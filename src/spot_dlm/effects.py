@@ -50,13 +50,13 @@ class Effects:
             canvas: the last visited state, whose logits are the last ones.
             advanced: transitions of the pass.
         """
-        edges = _nearest(graph.canvases, graph.edges, canvas, advanced, self.distance)
-        if len(edges):
-            arrays = (edges, graph.canvases, canvas, np.array(logits.offsets), self.value, self.token)
-            if logits.packed.device.type == "cpu":
-                _observe_rows(host_array(logits.packed), *arrays)
-            else:
-                _observe(sureness_of(logits.packed), *arrays)
+        canvases, offsets, memory = graph.canvases, np.array(logits.offsets), (self.value, self.token)
+        if logits.packed.device.type == "cpu":
+            _observe_rows(host_array(logits.packed), canvases, graph.edges, canvas, advanced, offsets, *memory, self.distance)
+            return
+        nearest = _nearest(canvases, graph.edges, canvas, advanced, self.distance)
+        if len(nearest):
+            _observe(sureness_of(logits.packed), nearest, canvases, canvas, offsets, *memory)
 
     @property
     def known(self) -> Float32[np.ndarray, " L"]:
@@ -123,28 +123,29 @@ def _nearest(canvases: np.ndarray, edges: np.ndarray, canvas: np.ndarray, advanc
 
 @njit(cache=True)
 @no_type_check
-def _observe_rows(packed, edges, canvases, canvas, offsets, value, token):
-    """`_observe` from logits: only rows that an edge compares are read."""
+def _observe_rows(packed, canvases, edges, canvas, advanced, offsets, value, token, distance):
+    """Take in a pass from its logits; only rows that an edge compares are read."""
+    nearest = _nearest(canvases, edges, canvas, advanced, distance)
     sure = np.full(len(packed), np.float32(-1))
-    for e in range(len(edges)):
-        row, other = offsets[edges[e, 0]], offsets[edges[e, 1]]
+    for e in range(len(nearest)):
+        row, other = offsets[nearest[e, 0]], offsets[nearest[e, 1]]
         for i in range(len(canvas)):
-            if canvases[edges[e, 1], i] == -1:
+            if canvases[nearest[e, 1], i] == -1:
                 for r in (row, other):
                     if canvas[i] == -1 and sure[r] < 0:
                         sure[r] = sureness_of_row(packed[r])
                 other += 1
-            if canvases[edges[e, 0], i] == -1:
+            if canvases[nearest[e, 0], i] == -1:
                 row += 1
-    _observe(sure, edges, canvases, canvas, offsets, value, token)
+    _observe(sure, nearest, canvases, canvas, offsets, value, token)
 
 
 @njit(cache=True)
 @no_type_check
-def _observe(sure, edges, canvases, canvas, offsets, value, token):
+def _observe(sure, nearest, canvases, canvas, offsets, value, token):
     """Overwrite positions' effects by those of edges (parent, child, j), from the sureness of the rows of the pass."""
-    for e in range(len(edges)):
-        parent, child, j = edges[e]
+    for e in range(len(nearest)):
+        parent, child, j = nearest[e]
         row, other = offsets[parent], offsets[child]
         token[j] = canvases[child, j]
         for i in range(len(canvas)):
