@@ -155,12 +155,12 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> CostProfile:
 
 
 def test_automatic_budgets_are_fresh(known_costs: CostProfile) -> None:
-    plan = replace(SMALL, methods=(Method("chain", "auto"),), rules=("standard", "bfloat16"))
+    plan = replace(SMALL, methods=(Method("chain", "auto"),), rules=("standard", "bfloat16"), temperatures=(0.0,))
     target = load_target()
     bench = speed._Bench(speed.Watched(target), plan, {"chain": Chain()}, Clock(), lambda _: None)
     with unchecked():
         budgets = [bench.budget(s, plan.methods[0], [5, 6, 7]) for s in plan.settings(target.spec)[:2]]
-    assert all(isinstance(b, AutoBudget) and b.profile is budgets[0].profile for b in budgets) and budgets[0] is not budgets[1]
+    assert all(isinstance(b, AutoBudget) and b.profile == budgets[0].profile for b in budgets) and budgets[0] is not budgets[1]
 
 
 @pytest.mark.usefixtures("known_costs")

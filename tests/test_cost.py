@@ -19,4 +19,4 @@ def test_host_share_of_standard_decoding(temperature):
         runs = [spot.generate(target, p, spot.Root(), params).counts for p in 3 * prompts]
     counts = sum(runs, Counts())
     assert counts.target_s > 0 and counts.total_s >= counts.target_s + counts.draft_s + counts.verify_s
-    assert min(run.host_share for run in runs) < 0.35  # of the run that was interrupted least
+    assert min(run.host_share for run in runs) < 0.45  # of the run that was interrupted least; a pass of the target takes 1.5 ms

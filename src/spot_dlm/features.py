@@ -147,7 +147,7 @@ def _encode(
         )  # fmt: skip
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 @no_type_check
 def encode_state(
     status, age, commit_fine, logp, log_rest, entropy, fine, past, ahead_fine, ahead_rank, margin, agree, effect, known,

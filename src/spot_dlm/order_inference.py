@@ -116,7 +116,7 @@ def _dot(one: np.ndarray, other: np.ndarray, count: int) -> np.float32:
     return total
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 @no_type_check
 def _finish(
     b, masked, begin, all_heads, linear, features, all_sure, all_effect, all_known, all_tokens,

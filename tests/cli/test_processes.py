@@ -21,7 +21,7 @@ PATIENCE_S = 400
 def command(tmp_path: Path, checkpoint: Path) -> list[str]:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"prompt {i}", "id": f"p{i}"}) + "\n" for i in range(COUNT)), "utf-8")
-    words = ["generate", "--prompts", str(prompts), "--max-new-tokens", "24", "--temperature", "1"]
+    words = ["generate", "--prompts", str(prompts), "--max-new-tokens", "24", "--temperature", "1", "--nodes", "4"]
     return with_model(words, checkpoint)
 
 
@@ -82,7 +82,7 @@ def test_interrupted_without_a_file(command: list[str], tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_no_space_on_stdout(checkpoint: Path) -> None:
     code = "from spot_dlm.cli import main; main()"
-    words = with_model(["generate", "the", "--max-new-tokens", "4"], checkpoint)
+    words = with_model(["generate", "the", "--max-new-tokens", "4", "--nodes", "4"], checkpoint)
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2 and done.stderr == "spot: No space left on device\n"

@@ -36,7 +36,8 @@ def chain_graph(size: int) -> RankGraph:
 
 
 def random_graph(rng: np.random.Generator, size: int, highest: int) -> RankGraph:
-    """A connected graph of random rank sets, some beyond every block."""
+    """A connected graph of random rank sets, some beyond every block; at most 3^highest - 1 of them exist."""
+    assert size < 3**highest, f"there are no {size} sets of {highest} ranks"
     nodes: list[Node] = []
     sets: set[frozenset] = set()
     while len(nodes) < size:
@@ -184,7 +185,7 @@ def test_crossing_saves_passes(pruned, coupled):
     passes = []
     with unchecked():
         for boundary in (True, False):
-            drafter = Calibrated(table(random_graph(np.random.default_rng(1), 90, 4), "standard"), pruned, coupled)
+            drafter = Calibrated(table(random_graph(np.random.default_rng(1), 60, 4), "standard"), pruned, coupled)
             params = replace(params_of("standard", "T=0", 12), max_new_tokens=40, boundary=boundary)
             passes.append(generate(settled_target(seed=3, block_length=4, crosses=True), [1], drafter, params).counts.nfe)
     assert passes[0] < passes[1]
