@@ -23,7 +23,7 @@ CURVES: dict[str, Callable[[int], float]] = {
     "one dearer": lambda rows: 5.35 if rows == 1 else 5 + 0.1 * rows,
     "one cheaper": lambda rows: 3.0 if rows == 1 else 6 + 0.1 * rows,
 }
-CONTEXT = SimpleNamespace(root=SimpleNamespace(masked=np.arange(LENGTH)), crosses=False)
+CONTEXT = SimpleNamespace(root=SimpleNamespace(masked=np.arange(LENGTH), canvas=range(64), block=1), crosses=False)
 
 
 class Guesses:

@@ -41,7 +41,8 @@ def chain(*reach: float) -> DraftGraph:
 def limits(budget: Budget, *roots: tuple[int, bool]) -> list[int]:
     """What a budget offers to prompts with so many masked positions, and whether they may cross the block's end."""
     with unchecked():
-        return budget.limits([SimpleNamespace(root=SimpleNamespace(masked=np.arange(m)), crosses=c) for m, c in roots])
+        states = [SimpleNamespace(masked=np.arange(m), canvas=np.arange(m), block=0) for m, _ in roots]
+        return budget.limits([SimpleNamespace(root=root, crosses=c) for root, (_, c) in zip(states, roots, strict=True)])
 
 
 # --- profiles ---------------------------------------------------------------------------------------------------------------------
@@ -102,8 +103,7 @@ def test_fixed_budget_evaluates_everything() -> None:
 def fresh(curve: list[float], gain: float = 1.0, most: int = 32) -> AutoBudget:
     """A budget that trusts reach and believes that decoding gains so much, with these milliseconds for 1, 2, ... rows."""
     rows = tuple(range(1, len(curve) + 1))
-    budget = AutoBudget(CostProfile(rows, (0,), (tuple(curve),)), most)
-    budget.account = Account(gain, curve[0], curve[0], measured=True)
+    budget = AutoBudget(CostProfile(rows, (0,), (tuple(curve),)), most, Account(gain, curve[0], curve[0], measured=True))
     budget.calibration._overall = 1.0
     return budget
 
@@ -267,9 +267,10 @@ def test_batches_share_rows(prompts: int) -> None:
     with unchecked():
         for curve, guesses in product(("flat", "cpu", "stepped"), (GOOD, FAIR, USELESS)):
             machine = Machine(CURVES[curve], own=0.02)
-            rate = simulate(AutoBudget(machine.profile(guesses)), machine, lambda *_, g=guesses: g, 800, prompts)
+            profile = machine.profile(guesses)
+            rates = [simulate(AutoBudget(profile), machine, lambda *_, g=guesses: g, 800, prompts, seed) for seed in range(3)]
             standard, best = machine.fixed([guesses], 1, prompts), machine.best_fixed([guesses], prompts)
-            assert rate > 0.97 * standard and rate > 0.93 * best, (curve, rate / standard, rate / best)
+            assert min(rates) > 0.97 * standard and np.mean(rates) > 0.95 * best, (curve, min(rates) / standard, rates, best)
 
 
 def test_measurements_that_are_off_cost_little() -> None:

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from spot_dlm import outputs as outputs_module
-from spot_dlm.lookahead import WHOLE_DEPTHS, look_ahead, rule_order
+from spot_dlm.confidence import Confidence, measure
+from spot_dlm.lookahead import WHOLE_DEPTHS, decisive_rank, look_ahead
 from spot_dlm.noise import CoupledNoise
 from spot_dlm.outputs import NUM_TOP, read_outputs
 from spot_dlm.state import BlockState
-from spot_dlm.transition import Candidates, Confidence, Sampling, Source, UnmaskRule, measure, propose, select
+from spot_dlm.transition import Candidates, Sampling, Source, UnmaskRule, propose, select
 
 
 def random_logits(rows: int, size: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
@@ -237,15 +238,15 @@ LOG_CONFIDENCES = np.log(np.array([0.1, 0.3, 0.5, 0.502, 0.7, 0.88, 0.95, 0.9501
 
 
 @pytest.mark.parametrize("options", RULES, ids=str)
-def test_rule_order_is_repeated_selection(options: dict) -> None:
+def test_decisive_ranks_order_as_repeated_selection(options: dict) -> None:
     """Candidates with equal values, and with values that only bfloat16 makes equal."""
     rule, rng = UnmaskRule(**options), np.random.default_rng(0)
     is_log = rule.confidence in ("probability", "max_probability")
     for _ in range(60):
         positions = np.sort(rng.choice(32, int(rng.integers(1, 13)), replace=False))
         fine = rng.choice(LOG_CONFIDENCES, (2, len(positions))).astype(np.float32)
-        places = rule_order(fine, positions, rule)
-        for values, order in zip(fine, places, strict=True):
+        ranks = decisive_rank(fine, positions[None], rule)
+        for values, decisive in zip(fine, ranks, strict=True):
             natural = np.exp(values) if is_log else values
             if rule.resolution == "bfloat16":
                 natural = torch.from_numpy(natural).to(torch.bfloat16).float().numpy()
@@ -256,4 +257,4 @@ def test_rule_order_is_repeated_selection(options: dict) -> None:
                 first = select(left, rule)[0]
                 expected.append(int(left.positions[first]))
                 left = left.take(np.arange(len(left.positions)) != first)
-            assert positions[np.argsort(order)].tolist() == expected
+            assert positions[np.argsort(-decisive, kind="stable")].tolist() == expected

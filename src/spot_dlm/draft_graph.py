@@ -115,11 +115,6 @@ class GraphBuilder:
         self._edges: dict[tuple[int, int], float] = {}
         self._index = {root.key: 0}
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the budget is spent."""
-        return self._used >= self.budget
-
     def add(self, parent: int, state: BlockState, probability: float) -> int | None:
         """Add a guess below `parent`; return its node, an existing one if the state is known, None if there is no room.
 

@@ -94,7 +94,7 @@ class Target(Protocol):
         """Return the text of generated ids, special ids left out."""
 
 
-Query = tuple[Prefix, Int64[np.ndarray, "N L"]]
+Query = tuple[Prefix, Int64[np.ndarray, "_ _"]]
 """A prefix and the canvases to evaluate on it."""
 
 

@@ -227,7 +227,7 @@ def _race_two(key: np.uint64, position: int, ids: np.ndarray, scores: np.ndarray
     first_value, second_value = np.float32(-np.inf), np.float32(-np.inf)
     best, second = 0, 0
     for k in range(len(ids)):
-        x = (np.uint64(ids[k]) + np.uint64(1)) * np.uint64(G) + h1  # `race.fill_some`
+        x = (np.uint64(ids[k]) + np.uint64(1)) * np.uint64(G) + h1  # `race._noise_of`
         x = (x ^ (x >> np.uint64(30))) * np.uint64(C1) + h2
         x = (x ^ (x >> np.uint64(27))) * np.uint64(C2)
         x = x ^ (x >> np.uint64(31))
@@ -288,15 +288,6 @@ def decide(fine: np.float32, position: int, decision: np.ndarray) -> np.float32:
 def _decide_each(values: np.ndarray, positions: np.ndarray, decision: np.ndarray) -> None:
     for i in range(len(values)):
         values[i] = decide(values[i], positions[i], decision)
-
-
-def rule_order(fine: Float32[np.ndarray, "D m"], positions: Int64[np.ndarray, " m"], rule: UnmaskRule) -> Int64[np.ndarray, "D m"]:
-    """Return each position's place (0 = first) in the order that the rule would commit in; ties go to the lower position."""
-    rank = decisive_rank(fine, positions[None], rule)
-    places, every = np.zeros(rank.shape, dtype=np.int64), np.ones(rank.shape[1], dtype=np.bool_)
-    for depth, row in enumerate(rank):
-        count_places(row, every, places[depth])
-    return places
 
 
 @njit(cache=True)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int64, UInt64
 from torch import Tensor
 
-from spot_dlm.race import C1, C2, G, fill_some, first_argmax, on_host, race
+from spot_dlm.race import C1, C2, G, first_argmax, on_host, race
 
 NOISE_VERSION = 1
 """Changes whenever a bit of the noise changes; recorded with every artifact that depends on it."""
@@ -136,14 +136,6 @@ class CoupledNoise:
     def step_key(self, block: int, step: int) -> int:
         """Return the key that the noise of a step comes from."""
         return _absorb(_absorb(self._root, block), step if self._use_step else 0)
-
-    def at(
-        self, block: int, steps: Sequence[int], positions: Int64[np.ndarray, " m"], token_ids: Int64[np.ndarray, "m K"]
-    ) -> Float32[np.ndarray, "D m K"]:
-        """Return log E of a few tokens of every position at several steps, on the host: the same bits as in `rows`."""
-        out = np.empty((len(steps), *token_ids.shape), dtype=np.float32)
-        fill_some(self.step_keys(block, steps), positions, token_ids, out)
-        return out
 
     def _draw(self, block: int, step: int, positions: Int64[np.ndarray, " m"], vocab_size: int) -> Float[Tensor, "m V"]:
         base = _absorb(_absorb(self._root, block), step)

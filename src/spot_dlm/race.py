@@ -138,18 +138,6 @@ def _noise_of(h1: np.uint64, h2: np.uint64, token: int) -> np.float32:
 
 @njit(cache=True)
 @no_type_check
-def fill_some(keys: np.ndarray, positions: np.ndarray, token_ids: np.ndarray, out: np.ndarray) -> None:
-    """Fill out[d, i, k] with log E of token_ids[i, k] at positions[i]; keys[d] is the key of step d."""
-    for d in range(out.shape[0]):
-        for i in range(out.shape[1]):
-            h1 = _position_key(keys[d], positions[i])
-            h2 = _mix_word(h1 + np.uint64(C1))
-            for k in range(out.shape[2]):
-                out[d, i, k] = _noise_of(h1, h2, token_ids[i, k])
-
-
-@njit(cache=True)
-@no_type_check
 def _bound_odds(scores: np.ndarray, top_score: np.float32, bits: np.ndarray) -> None:
     """Write the float32 bits of an upper bound of exp(score - top_score), at most 7 % above it.
 

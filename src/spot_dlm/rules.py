@@ -9,7 +9,8 @@ Example: `parse_rule("threshold=0.9,non-strict")` and back: `describe(rule)`.
 import math
 from typing import Any, get_args
 
-from spot_dlm.transition import Confidence, Resolution, Source, UnmaskRule
+from spot_dlm.confidence import Confidence, Resolution
+from spot_dlm.transition import Source, UnmaskRule
 
 ALLOWED = (
     "standard | bfloat16 | sdar | ltr | k=INT | threshold=X[,non-strict] | leftmost=X[,non-strict] | "

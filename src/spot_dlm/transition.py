@@ -17,10 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from spot_dlm.confidence import Confidence as Confidence  # "as": part of what this module offers
-from spot_dlm.confidence import Resolution as Resolution
-from spot_dlm.confidence import measure as measure
-from spot_dlm.confidence import round_to as round_to
+from spot_dlm.confidence import Confidence, Resolution, measure, round_to
 from spot_dlm.noise import CoupledNoise, draw_each
 from spot_dlm.race import descending, first_argmax, on_host
 from spot_dlm.state import BlockState

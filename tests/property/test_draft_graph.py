@@ -30,7 +30,6 @@ def grow(moves, budget, crosses):
             continue
         child = state.commit(state.masked[at % len(state.masked)][None], np.array([token]))
         seen, rows = child.key in known, 1 + child.is_complete
-        assert builder.is_full == (left == 0)
         node = builder.add(parent, child, probability)
         assert (node is None) == ((child.is_complete and not crosses) or (rows > left and not seen))
         if node is not None:
@@ -90,7 +89,7 @@ def test_a_complete_block_is_one_node_of_two_rows():
         assert builder.add(a, whole, 1.0) == builder.add(b, right.commit(np.array([1]), np.array([0])), 0.5) == expected
     graph = GraphBuilder(root, 3, True)
     graph.add(0, left, 0.6)
-    assert not graph.is_full and graph.add(1, whole, 1.0) is None and graph.add(0, right, 0.4) == 2 and graph.is_full
+    assert graph.add(1, whole, 1.0) is None and graph.add(0, right, 0.4) == 2
 
 
 def test_a_complete_root_counts_one():

@@ -130,27 +130,3 @@ def test_the_race_has_the_softmax_law():
     noise = rows(CoupledNoise(0, 0), 0, 0, range(20_000), 4)
     counts = np.bincount((logits - noise).argmax(-1).numpy(), minlength=4)
     assert stats.chisquare(counts, 20_000 * torch.softmax(logits.double(), -1).numpy()).pvalue > 1e-6
-
-
-@SMALL
-@given(
-    keys,
-    st.lists(st.integers(0, 3), min_size=1, max_size=4),
-    st.lists(
-        st.tuples(st.integers(0, 63), st.lists(st.integers(0, 10), min_size=3, max_size=3)),
-        min_size=1,
-        max_size=8,
-        unique_by=lambda p: p[0],
-    ),
-    st.booleans(),
-)
-def test_a_few_tokens_have_the_bits_of_their_rows(key, later, asked, use_step):
-    seed, sequence, block, step = key
-    positions, token_ids = np.array([p for p, _ in asked]), np.array([ids for _, ids in asked])
-    steps = [step + d for d in later]
-    few = CoupledNoise(seed, sequence, use_step).at(block, steps, positions, token_ids)
-    assert few.dtype == np.float32 and few.shape == (len(steps), *token_ids.shape)
-    for d, at in enumerate(steps):
-        whole = rows(CoupledNoise(seed, sequence, use_step), block, at, positions).numpy()
-        assert few[d].tobytes() == np.take_along_axis(whole, token_ids, axis=1).tobytes()
-        assert use_step or few[d].tobytes() == few[0].tobytes()

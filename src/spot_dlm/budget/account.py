@@ -1,6 +1,6 @@
 """What is learned while decoding: what a drafter's reach is worth, and whether drafting gains time.
 
-Example: `Account.open(profile, most=32).pays`.
+Example: `Account.open(profile, most=32, prompts=1, prefix=64).pays`.
 """
 
 from collections.abc import Sequence
@@ -97,6 +97,7 @@ class Account:
     EARNED, MOST, RISKED = 0.01, 8.0, 0.2  # of every pass; credit at most, and the share of what was saved that it may hold above that
     WAIT, LONGEST_WAIT, TRIES = 4, 64, 4  # passes
     DOUBT = 0.5  # of a single pass, about half its standard deviation
+    LEAST = 1.05  # gain worth drafting for: measured costs are not exact, and nobody is to lose by them
 
     def __init__(self, steps: float, pass_ms: float, base_ms: float, measured: bool) -> None:
         self._steps, self._expected, self._pass_ms = self.PRIOR * steps, self.PRIOR * steps, self.PRIOR * pass_ms
@@ -106,11 +107,17 @@ class Account:
         self._idle, self._wait, self._left = 0, self.WAIT, 0
 
     @classmethod
-    def open(cls, profile: CostProfile, most: int) -> "Account":
-        """Begin with what the profile's own drafts gave, the best of their budgets up to `most` nodes; with a hope where it has none."""
-        prefix, host_ms = profile.prefixes[0], profile.host_ms
-        base_ms = profile.cost(1, prefix) + host_ms
-        tried = [(s, profile.cost(n, prefix) + host_ms + profile.drafting(n)) for n, s in profile.steps_per_pass if 1 < n <= most]
+    def open(cls, profile: CostProfile, most: int, prompts: int, prefix: float) -> "Account":
+        """Begin with what the profile's own drafts would give so many prompts after such a prefix; with a hope where it has none.
+
+        The best of their budgets up to `most` nodes of each prompt counts.
+        """
+        base_ms = profile.cost(prompts, prefix) + prompts * profile.host_ms
+        tried = [
+            (s, profile.cost(n * prompts, prefix) + prompts * (profile.host_ms + profile.drafting(n)))
+            for n, s in profile.steps_per_pass
+            if 1 < n <= most
+        ]
         if not tried:
             return cls(_HOPED, base_ms, base_ms, measured=False)
         return cls(*max(tried, key=lambda pair: pair[0] / pair[1]), base_ms, measured=True)
@@ -128,7 +135,7 @@ class Account:
     @property
     def pays(self) -> bool:
         """Whether drafting gains, or may for all that is known: the fewer the passes, the greater the doubt."""
-        return self.credit > 0 and self.gain * (1 + self.DOUBT / self._passes**0.5) > 1
+        return self.credit > 0 and self.gain * (1 + self.DOUBT / self._passes**0.5) > self.LEAST
 
     @property
     def is_due(self) -> bool:

@@ -70,13 +70,14 @@ class AutoBudget:
     Args:
         profile: measured milliseconds.
         most: nodes of one prompt at most.
+        account: what is known already; None begins with what the profile says of the first drafts' prompts, their number and length.
     """
 
-    def __init__(self, profile: CostProfile, most: int = MOST_NODES) -> None:
+    def __init__(self, profile: CostProfile, most: int = MOST_NODES, account: Account | None = None) -> None:
         if most < 1:
             raise ValueError(f"most={most} must be at least 1")
         self.profile, self.most = profile, most
-        self.calibration, self.account = Calibration(most, profile.reached), Account.open(profile, most)
+        self.calibration, self.account = Calibration(most, profile.reached), account
         self._drafting = [profile.drafting(nodes) for nodes in range(most + 1)]
         self._costs = _Costs(profile)
         self._used = float(min(most, _FIRST_NODES))  # nodes that recent passes evaluated at most
@@ -86,6 +87,9 @@ class AutoBudget:
     def limits(self, contexts: Sequence[DraftContext]) -> list[int]:
         """Offer twice what recent passes used, or 1 where drafting does not pay or nothing can be guessed."""
         possible = [len(c.root.masked) > (0 if c.crosses else 1) for c in contexts]
+        if self.account is None:
+            prefix = sum(c.root.block * len(c.root.canvas) for c in contexts) / len(contexts)
+            self.account = Account.open(self.profile, self.most, len(contexts), prefix)
         self._tries = self.account.is_due
         self._drafts = sum(possible) if self.most > 1 and (self._tries or self.account.pays) else 0
         if not self._drafts:
@@ -104,7 +108,7 @@ class AutoBudget:
         costs = self._costs.after(sum(prefixes) / prompts, sum(map(sum, sizes)))
         self._base_ms = costs[roots] + prompts * self.profile.host_ms
         drafts = self._drafts * self._drafting[self._offered]
-        rate = self.account.expected_gain * prompts / self._base_ms
+        rate = (self.account.expected_gain if self.account else 1.0) * prompts / self._base_ms
         rows, steps, best, best_count, best_rows, best_steps = roots, 0.0, -math.inf if self._tries else 0.0, 0, roots, 0.0
         queue = self._queue(graphs, sizes)
         for count, (_, worth, size) in enumerate(queue, 1):
@@ -124,7 +128,8 @@ class AutoBudget:
         if used > 1:
             self.calibration.observe(graphs, accepted)
         steps = 1 + sum(accepted) / len(graphs)
-        self.account.book(self._drafts > 0, used > 1, steps, self._expected, self._pass_ms, self._base_ms)
+        if self.account:
+            self.account.book(self._drafts > 0, used > 1, steps, self._expected, self._pass_ms, self._base_ms)
         if self._drafts:
             self._used = max(0.9 * self._used, used)
         self._drafts, self._tries = 0, False

@@ -187,6 +187,7 @@ def _drafters(
         ValueError: for one that was asked for, or if none is left.
     """
     found: dict[str, Drafter] = {}
+    tell = o.once(tell)
     for name in names:
         try:
             drafter = o.open_drafter(name, target.spec, files, tell)

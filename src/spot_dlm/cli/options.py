@@ -112,6 +112,18 @@ def open_target(model: str, options: TargetOptions) -> Target:
     return load_target(model, device=options.device, dtype=options.dtype, use_template=not options.raw, padded_rows=options.strict)
 
 
+def once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return `say` for texts that it has not said yet."""
+    said: set[str] = set()
+
+    def tell(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            say(text)
+
+    return tell
+
+
 def open_drafter(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable[[str], None]) -> Drafter:
     """Build a drafter for a target, and say so where it was fitted on another.
 

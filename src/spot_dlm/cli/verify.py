@@ -118,9 +118,7 @@ def verify(
     lines = _prompt_lines(prompts, task, limit, console)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))
 
-    def say(text: str) -> None:
-        console.print(f"spot: {text}", highlight=False)
-
+    say = o.once(lambda text: console.print(f"spot: {text}", highlight=False))
     everywhere = [n for n in dict.fromkeys(names) if n in drafter or not o.is_left_out(n, target.spec, files, say)]
     built = [o.open_drafter(n, target.spec, files, say) for n in everywhere]
     drafters = list({d.name: d for d in built}.values())

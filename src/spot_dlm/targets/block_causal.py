@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from spot_dlm.interfaces import MaskedLogits, Prefix, TargetSpec
+from spot_dlm.interfaces import MaskedLogits, Prefix, Query, TargetSpec
 from spot_dlm.state import MASKED
 from spot_dlm.targets.forward import run
 from spot_dlm.targets.packing import Group, Packed, Piece, chunks, pack
@@ -113,7 +113,7 @@ class BlockCausalTarget:
         return self.evaluate_many([(prefix, canvases)])[0]
 
     @torch.inference_mode()
-    def evaluate_many(self, queries: Sequence[tuple[Prefix, Int64[np.ndarray, "_ _"]]]) -> list[MaskedLogits]:
+    def evaluate_many(self, queries: Sequence[Query]) -> list[MaskedLogits]:
         """Return what `evaluate` returns for each query, in one packed pass (in chunks, where it is large)."""
         pieces = [(_own(prefix), canvases) for prefix, canvases in queries]
         for prefix, _ in pieces:
