@@ -42,7 +42,7 @@ def run(weights: Weights, batch: Packed) -> tuple[Float[Tensor, "R E"] | None, K
         if index == last:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         add_linear(attended, layer.output, onto=x)
-        add_linear(kernels.gated(linear(kernels.rms_norm(x, layer.mlp_norm, eps), layer.gate_up)), layer.down, onto=x)
+        layer.feed_forward.add_to(x, kernels.rms_norm(x, layer.mlp_norm, eps), kernels)
     return kernels.rms_norm(x, weights.norm, eps), kept
 
 

@@ -4,13 +4,20 @@ There (float32, MKL) that holds for at least `least_rows` rows and at most _INNE
 are split. Knows nothing of passes. Example: `linear(x, layer.qkv)`.
 """
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spot_dlm.targets.weights import Linear
-
 _INNER = 512
+
+
+class Linear(NamedTuple):
+    """x @ matrix + bias."""
+
+    matrix: Float[Tensor, "K N"]
+    bias: Float[Tensor, " N"] | None
 
 
 def least_rows(device: torch.device) -> int:

@@ -5,21 +5,17 @@ Knows nothing of checkpoints and caches. Example: `read_weights(host)` takes a l
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from spot_dlm.targets.feed_forward import Dense, Experts, SigmoidRouter, SoftmaxRouter
+from spot_dlm.targets.products import Linear
+
 _TABLE_ROWS = 1024
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
-
-
-class Linear(NamedTuple):
-    """x @ matrix + bias."""
-
-    matrix: Float[Tensor, "K N"]
-    bias: Float[Tensor, " N"] | None
 
 
 @dataclass(frozen=True)
@@ -31,8 +27,7 @@ class Layer:
     head_norms: Float[Tensor, "h D"] | None
     output: Linear
     mlp_norm: Float[Tensor, " E"]
-    gate_up: Linear
-    down: Linear
+    feed_forward: Dense | Experts
 
 
 @dataclass(frozen=True)
@@ -62,23 +57,41 @@ class Weights:
 
 
 class RotaryTable:
-    """Cosines and sines of positions, made by the host's own module in fixed stretches, so that their bits depend on the position only."""
+    """Cosines and sines of positions, made by the host's own module in fixed stretches, so that their bits depend on the position only.
 
-    def __init__(self, rotary: Any, like: Float[Tensor, "V E"]) -> None:
-        self._rotary, self._like, self._table = rotary, like, like.new_empty(2, 0, 0)
+    Args:
+        rotary: the host's module.
+        head_dim: numbers of a head; those beyond the module's own are not turned (cosine 1, sine 0), their order is `_head_order`'s.
+        like: a tensor of the angles' device and number format.
+    """
+
+    def __init__(self, rotary: Any, head_dim: int, like: Float[Tensor, "V E"]) -> None:
+        self._rotary, self._half, self._like, self._table = rotary, head_dim // 2, like, like.new_empty(2, 0, 0)
 
     def __call__(self, positions: Int64[Tensor, " T"], highest: int) -> tuple[Float[Tensor, "T D"], Float[Tensor, "T D"]]:
         """Return cosines and sines; `highest` bounds the positions."""
         while (first := self._table.shape[1]) <= highest:
             steps = torch.arange(first, first + _TABLE_ROWS, device=self._like.device)
-            stretch = torch.cat(self._rotary(self._like, steps[None]))
+            stretch = self._whole(torch.cat(self._rotary(self._like, steps[None])))
             self._table = torch.cat((self._table, stretch), dim=1) if first else stretch
         cos, sin = self._table.index_select(1, positions).unbind()
         return cos, sin
 
+    def _whole(self, turned: Float[Tensor, "2 T r"]) -> Float[Tensor, "2 T D"]:
+        if turned.shape[2] == 2 * self._half:
+            return turned
+        whole = turned.new_zeros(2, turned.shape[1], 2, self._half)
+        whole[0] = 1
+        whole[..., : turned.shape[2] // 2] = turned.view(2, -1, 2, turned.shape[2] // 2)
+        return whole.flatten(2)
 
-def read_weights(host: Any) -> Weights:
+
+def read_weights(host: Any, rotary_float32: bool = False) -> Weights:
     """Take a native causal language model apart; its own layers are given up, so that no weight stays twice.
+
+    Args:
+        host: a loaded Llama, Qwen2, Qwen3, Qwen3Moe or Glm4Moe model.
+        rotary_float32: turn heads in float32 whatever the number format (LLaDA).
 
     Raises:
         ValueError: if its activation is not silu or its rotary angles change with the length.
@@ -89,51 +102,103 @@ def read_weights(host: Any) -> Weights:
     if getattr(body.rotary_emb, "rope_type", "default") in _LENGTH_DEPENDENT:
         raise ValueError(f"rope_type={body.rotary_emb.rope_type!r} is not supported: angles would depend on the length of the text")
     embedding = body.embed_tokens.weight.detach()
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    order = _head_order(2 * len(body.rotary_emb.inv_freq), head_dim)
     return Weights(
-        layers=list(_layers(body.layers)),
+        layers=list(_layers(body.layers, order.to(embedding.device))),
         embedding=embedding,
         norm=body.norm.weight.detach(),
         head=_linear([host.lm_head]),
-        rotary=RotaryTable(body.rotary_emb, embedding),
+        rotary=RotaryTable(body.rotary_emb, head_dim, embedding[:1].float() if rotary_float32 else embedding),
         eps=float(config.rms_norm_eps),
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        head_dim=head_dim,
         intermediate=config.intermediate_size,
     )
 
 
-def _layers(layers: Any) -> Iterator[Layer]:
+def _layers(layers: Any, order: Int64[Tensor, " D"]) -> Iterator[Layer]:
     for index, layer in enumerate(layers):
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         yield Layer(
             input_norm=layer.input_layernorm.weight.detach(),
-            qkv=_linear([attention.q_proj, attention.k_proj, attention.v_proj]),
-            head_norms=_head_norms(attention),
+            qkv=_ordered(_linear([attention.q_proj, attention.k_proj, attention.v_proj]), attention, order),
+            head_norms=_head_norms(attention, order),
             output=_linear([attention.o_proj]),
             mlp_norm=layer.post_attention_layernorm.weight.detach(),
-            gate_up=_linear([mlp.gate_proj, mlp.up_proj]),
-            down=_linear([mlp.down_proj]),
+            feed_forward=_experts(layer.mlp) if hasattr(layer.mlp, "experts") else _dense(layer.mlp),
         )
         layers[index] = nn.Identity()
 
 
-def _head_norms(attention: Any) -> Float[Tensor, "h D"] | None:
+def _head_order(turned: int, head_dim: int) -> Int64[Tensor, " D"]:
+    """Return the order of a head's numbers in which number k and k + D / 2 are turned together, or neither is.
+
+    The products of queries and keys do not depend on it, so that a host which turns only the first `turned` numbers runs as one that
+    turns all of them.
+    """
+    halves = (torch.arange(turned).view(2, -1), torch.arange(turned, head_dim).view(2, -1))
+    return torch.cat(halves, dim=1).flatten()
+
+
+def _ordered(qkv: Linear, attention: Any, order: Int64[Tensor, " D"]) -> Linear:
+    """Return the projection with the numbers of query and key heads in another order."""
+    size = len(order)
+    if torch.equal(order, torch.arange(size, device=order.device)):
+        return qkv
+    columns = torch.arange(qkv.matrix.shape[1], device=order.device).view(-1, size)
+    turned = len(columns) - attention.v_proj.out_features // size
+    columns[:turned] = columns[:turned, order]
+    return Linear(qkv.matrix[:, columns.flatten()], None if qkv.bias is None else qkv.bias[columns.flatten()])
+
+
+def _head_norms(attention: Any, order: Int64[Tensor, " D"]) -> Float[Tensor, "h D"] | None:
     if not hasattr(attention, "q_norm"):
         return None
     size = attention.head_dim
     queries, keys = attention.q_proj.out_features // size, attention.k_proj.out_features // size
     norms = (attention.q_norm.weight.detach().expand(queries, size), attention.k_norm.weight.detach().expand(keys, size))
-    return torch.cat(norms)
+    return torch.cat(norms)[:, order]
+
+
+def _dense(mlp: Any) -> Dense:
+    return Dense(_linear([mlp.gate_proj, mlp.up_proj]), _linear([mlp.down_proj]))
+
+
+def _experts(mlp: Any) -> Experts:
+    """Take a mixture apart: Glm4Moe's, whose gate has a bias for the choice, or Qwen3Moe's."""
+    gate, shared = mlp.gate, getattr(mlp, "shared_experts", None)
+    router: SoftmaxRouter | SigmoidRouter
+    if hasattr(gate, "e_score_correction_bias"):
+        router = SigmoidRouter(
+            gate=Linear(_transposed(gate.weight.detach().float()), None),
+            bias=gate.e_score_correction_bias.detach().float(),
+            top=gate.top_k,
+            groups=gate.num_group,
+            kept_groups=gate.topk_group,
+            normalised=bool(gate.norm_topk_prob),
+            scale=float(gate.routed_scaling_factor),
+        )
+    else:
+        router = SoftmaxRouter(Linear(_transposed(gate.weight.detach()), None), gate.top_k, bool(gate.norm_topk_prob))
+    pairs = zip(*(_transposed(part.detach()).unbind() for part in (mlp.experts.gate_up_proj, mlp.experts.down_proj)), strict=True)
+    experts = [Dense(Linear(gate_up, None), Linear(down, None)) for gate_up, down in pairs]
+    return Experts(router, experts, None if shared is None else _dense(shared))
 
 
 def _linear(parts: Sequence[nn.Linear]) -> Linear:
-    """Join layers that read the same input; on a CPU the product with a transposed matrix is up to twice as fast."""
+    """Join layers that read the same input."""
     weights = [part.weight.detach() for part in parts]
-    matrix = (torch.cat(weights) if len(weights) > 1 else weights[0]).t()
     biases = [part.bias for part in parts]
     if all(bias is None for bias in biases):
         bias = None
     else:
         bias = torch.cat([w.new_zeros(len(w)) if b is None else b.detach() for w, b in zip(weights, biases, strict=True)])
-    return Linear(matrix.contiguous() if matrix.device.type == "cpu" else matrix, bias)
+    return Linear(_transposed(torch.cat(weights) if len(weights) > 1 else weights[0]), bias)
+
+
+def _transposed(weight: Float[Tensor, "... N K"]) -> Float[Tensor, "... K N"]:
+    """Return the matrix of x @ matrix; on a CPU the product with one that lies in memory so is up to twice as fast."""
+    matrix = weight.transpose(-1, -2)
+    return matrix.contiguous() if matrix.device.type == "cpu" else matrix
