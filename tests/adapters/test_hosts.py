@@ -1,48 +1,27 @@
-"""Llama-like hosts whose layers differ: biases, no norms of queries and keys, tied or grouped heads, other rotary angles."""
-
-import copy
+"""Llama-like hosts whose layers differ: biases, norms, tied or grouped heads, rotary angles, experts and their routers."""
 
 import numpy as np
 import pytest
 import torch
 
-from spot_dlm.interfaces import TargetSpec
 from spot_dlm.state import MASKED
-from spot_dlm.targets.block_causal import BlockCausalTarget
-from spot_dlm.targets.weights import read_weights
+from tests.tiny_hosts import MASK, build
 
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-3,
-}
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}
+EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
+GROUPED = EXPERTS | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "use_qk_norm": True, "routed_scaling_factor": 2.5}
 HOSTS = {
     "qwen2": ("Qwen2", {}),
     "llama": ("Llama", {"rope_theta": 5e3}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "qwen3-biases": ("Qwen3", {"attention_bias": True, "head_dim": 16, "tie_word_embeddings": True}),
     "qwen3-yarn": ("Qwen3", {"head_dim": 16, "rope_parameters": YARN, "max_position_embeddings": 64}),
+    "qwen3moe": ("Qwen3Moe", EXPERTS | {"num_experts": 8, "norm_topk_prob": False}),
+    "qwen3moe-normalised": ("Qwen3Moe", EXPERTS | {"num_experts": 8, "norm_topk_prob": True, "mlp_only_layers": [0]}),
+    "glm4moe-half-rotary": ("Glm4Moe", GROUPED | {"first_k_dense_replace": 1}),
+    "glm4moe-plain": ("Glm4Moe", GROUPED | {"norm_topk_prob": False, "first_k_dense_replace": 0, "partial_rotary_factor": 1.0}),
+    "glm4moe-biases": ("Glm4Moe", GROUPED | {"attention_bias": True, "use_qk_norm": False, "partial_rotary_factor": 0.25}),
 }
-MASK = 95
-
-
-def build(kind, changes):
-    """Return (adapter, dense host) with lively random weights, biases included."""
-    import transformers
-
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**(SMALL | changes))
-    config._attn_implementation = "sdpa"
-    host = getattr(transformers, f"{kind}ForCausalLM")(config).eval().requires_grad_(False)
-    for weight in host.parameters():
-        weight.normal_(0, weight.shape[-1] ** -0.5) if weight.ndim == 2 else weight.uniform_(0.5, 1.5)
-    spec = TargetSpec("host", kind, 4, SMALL["vocab_size"], MASK, frozenset(), 64, torch.device("cpu"), "float32", 0, crosses=True)
-    return BlockCausalTarget(read_weights(copy.deepcopy(host)), spec, None), host
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -35,18 +35,21 @@ class SoftmaxRouter:
     """The k most probable experts, weighted by their probabilities (Qwen3Moe).
 
     Args:
-        gate: scores of the experts.
+        gate: scores of the experts; columns after them are padding (`least_columns`).
+        count: number of experts.
         top: experts of a row (k).
         normalised: whether the weights of a row add up to 1.
     """
 
     gate: Linear
+    count: int
     top: int
     normalised: bool
 
     def __call__(self, hidden: Float[Tensor, "M E"]) -> Routing:
         """Choose experts for every row."""
-        weights, chosen = torch.softmax(linear(hidden, self.gate).float(), dim=-1).topk(self.top, dim=-1)
+        scores = linear(hidden, self.gate)[:, : self.count].float()
+        weights, chosen = torch.softmax(scores, dim=-1).topk(self.top, dim=-1)
         return weights / weights.sum(dim=-1, keepdim=True) if self.normalised else weights, chosen
 
 
@@ -55,7 +58,7 @@ class SigmoidRouter:
     """Experts chosen by sigmoid + bias from the best groups, weighted by the sigmoid alone (Glm4Moe), all in float32.
 
     Args:
-        gate: scores of the experts, float32.
+        gate: scores of the experts, float32; columns after them are padding (`least_columns`).
         bias: added for the choice.
         top: experts of a row (k).
         groups: equal parts into which the experts are cut; a part is as good as its two best experts together.
@@ -74,7 +77,8 @@ class SigmoidRouter:
 
     def __call__(self, hidden: Float[Tensor, "M E"]) -> Routing:
         """Choose experts for every row."""
-        scores = linear(hidden.float(), self.gate).neg_().exp_().add_(1).reciprocal_()  # torch's sigmoid rounds a buffer's end otherwise
+        raw = linear(hidden.float(), self.gate)[:, : len(self.bias)]
+        scores = torch.neg(raw).exp_().add_(1).reciprocal_()  # torch's sigmoid rounds a buffer's end otherwise
         grouped = (scores + self.bias).view(len(scores), self.groups, -1)
         best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(self.kept_groups, dim=-1).indices
         kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, True)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from spot_dlm.targets.feed_forward import Dense, Experts, SigmoidRouter, SoftmaxRouter
-from spot_dlm.targets.products import Linear
+from spot_dlm.targets.products import Linear, least_columns
 
 _TABLE_ROWS = 1024
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
@@ -172,7 +172,7 @@ def _experts(mlp: Any) -> Experts:
     router: SoftmaxRouter | SigmoidRouter
     if hasattr(gate, "e_score_correction_bias"):
         router = SigmoidRouter(
-            gate=Linear(_transposed(gate.weight.detach().float()), None),
+            gate=_gate(gate.weight.detach().float()),
             bias=gate.e_score_correction_bias.detach().float(),
             top=gate.top_k,
             groups=gate.num_group,
@@ -181,10 +181,15 @@ def _experts(mlp: Any) -> Experts:
             scale=float(gate.routed_scaling_factor),
         )
     else:
-        router = SoftmaxRouter(Linear(_transposed(gate.weight.detach()), None), gate.top_k, bool(gate.norm_topk_prob))
+        router = SoftmaxRouter(_gate(gate.weight.detach()), len(gate.weight), gate.top_k, bool(gate.norm_topk_prob))
     pairs = zip(*(_transposed(part.detach()).unbind() for part in (mlp.experts.gate_up_proj, mlp.experts.down_proj)), strict=True)
     experts = [Dense(Linear(gate_up, None), Linear(down, None)) for gate_up, down in pairs]
     return Experts(router, experts, None if shared is None else _dense(shared))
+
+
+def _gate(weight: Float[Tensor, "n E"]) -> Linear:
+    """Return the product that scores experts, padded to `least_columns`."""
+    return Linear(_transposed(nn.functional.pad(weight, (0, 0, 0, max(0, least_columns(weight.device) - len(weight))))), None)
 
 
 def _linear(parts: Sequence[nn.Linear]) -> Linear:
