@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torch
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
+        _check_experts(folder, int(config.get("num_experts") or 0))
         host, report = getattr(transformers, model_class).from_pretrained(
             folder,
             config=getattr(transformers, config_class)(**own),
@@ -114,6 +116,21 @@ def load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torch
     if any(kind != "full_attention" for kind in getattr(host.config, "layer_types", None) or ()):
         raise ValueError(f"{folder}: sliding-window attention layers are not supported")
     return host.eval().requires_grad_(False)
+
+
+def _check_experts(folder: Path, count: int) -> None:
+    """Refuse mixtures in which a tensor of an expert is missing; transformers joins them and would not name it."""
+    from safetensors import safe_open
+
+    names: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            names.update(file.keys())
+    parts = [found.groups() for found in (re.match(r"(.+\.experts\.)\d+(\..+)", name) for name in names) if found]
+    wanted = product({layer for layer, _ in parts}, range(count), {kind for _, kind in parts})
+    missing = sorted({f"{layer}{expert}{kind}" for layer, expert, kind in wanted} - names)
+    if missing:
+        raise ValueError(f"{len(missing)} missing keys, first {missing[0]}")
 
 
 def _check_keys(folder: Path, host: Any, report: dict[str, Any]) -> None:
