@@ -87,6 +87,9 @@ class ReferenceRule:
     source: str = "raw"  # raw | tempered | filtered
     resolution: str = "float32"  # float32 | bfloat16
     noise_step: bool = True
+    schedule: object | None = None  # .kind and .steps
+    span: int = 0
+    late_ids: tuple = ()
     temperature: float = 0.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1.0: off
@@ -102,6 +105,32 @@ class ReferenceRule:
     @property
     def order_depends_on_sample(self) -> bool:
         return self.select != "left_to_right" and self.confidence == "probability"
+
+
+def scheduled_counts(kind: str, steps: int, begun: int, length: int) -> list:
+    """Positions of each step that commits any; `begun` masks when the block begins, of `length` positions."""
+    counts, left = [], begun
+    for i in range(steps):
+        if kind == "remainder_first":
+            count = begun // steps + (1 if i < begun % steps else 0)
+        elif kind == "remainder_first_of_block":
+            count = length // steps + (1 if i < length % steps else 0)
+        elif kind == "timesteps":  # from 1 down to 0.001 in float32
+            now, after = (np.float32(np.linspace(1, 1e-3, steps + 1)[j]) for j in (i, i + 1))
+            count = left if i == steps - 1 else int(np.float32(left) * (np.float32(1) - after / now))
+        else:
+            assert kind == "half_even", kind
+            count = min(left, round(left * (1 - ((steps - i - 1) / steps) / ((steps - i) / steps))))
+        counts.append(count)
+        left -= count
+    return [count for count in counts if count > 0]
+
+
+def count_of(rule: ReferenceRule, begun: int, length: int, step: int) -> int:
+    if rule.schedule is None:
+        return rule.num_per_step
+    counts = scheduled_counts(rule.schedule.kind, rule.schedule.steps, begun, length)
+    return counts[min(step, len(counts) - 1)]
 
 
 def round_float32(value: float) -> float:
@@ -197,6 +226,11 @@ def confidence_of(rule: ReferenceRule, logits, tempered, filtered, token: int) -
     """(ranking value, natural value), both float64 and not yet rounded."""
     source = {"raw": logits, "tempered": tempered, "filtered": filtered}[rule.source]
     x = source.astype(np.float64)
+    if rule.late_ids:
+        assert rule.source == "raw"
+        source = source.copy()
+        source[list(rule.late_ids)] = NEG_INF
+        x = source.astype(np.float64)
     if rule.confidence in ("probability", "max_probability"):
         chosen = token if rule.confidence == "probability" else first_argmax(source)
         if x[chosen] == NEG_INF:
@@ -236,18 +270,20 @@ def compared_values(rule: ReferenceRule, rank: float, natural: float) -> tuple:
 # ----------------------------------------------------------------------------------------------------- step 4: the commit
 
 
-def choose_positions(rule: ReferenceRule, rank: dict, natural: dict) -> list:
-    """Positions that are committed, ascending. Both arguments hold values already rounded to the resolution."""
-    left_to_right = sorted(rank)
+def choose_positions(rule: ReferenceRule, rank: dict, natural: dict, count: int | None = None) -> list:
+    """Positions that are committed, ascending. Both dictionaries hold values already rounded to the resolution."""
+    left_to_right, count = sorted(rank), count or rule.num_per_step
+    if rule.span:  # only the first span that is not complete
+        left_to_right = [i for i in left_to_right if i // rule.span == left_to_right[0] // rule.span]
     if rule.select == "left_to_right":
-        return left_to_right[: rule.num_per_step]
-    by_confidence = sorted(rank, key=lambda i: (-rank[i], i))
+        return left_to_right[:count]
+    by_confidence = sorted(left_to_right, key=lambda i: (-rank[i], i))
     if rule.select == "top":
-        return sorted(by_confidence[: rule.num_per_step])
+        return sorted(by_confidence[:count])
     limit = round_to_resolution(rule, rule.threshold)
     above = [i for i in left_to_right if (natural[i] > limit if rule.strict else natural[i] >= limit)]
-    if not above:
-        return [by_confidence[0]]
+    if len(above) < count:
+        return sorted(by_confidence[:count])
     return above if rule.select == "threshold" else [above[0]]
 
 
@@ -284,32 +320,36 @@ def _examine(rule, logits, sequence, block, step):
     return tokens, exact, rank, natural, filter_slack
 
 
-def reference_transition(rule: ReferenceRule, logits: dict, sequence: int, block: int, step: int) -> ReferenceTransition:
-    """One transition F. `logits`: position in the block -> float32 array, for the masked positions."""
+def reference_transition(
+    rule: ReferenceRule, logits: dict, sequence: int, block: int, step: int, count: int | None = None
+) -> ReferenceTransition:
+    """One transition F. `logits`: position in the block -> float32 array, for the masked positions. `count`: see `count_of`."""
     assert logits
+    count = count or rule.num_per_step
     tokens, _, rank, natural, _ = _examine(rule, logits, sequence, block, step)
-    chosen = choose_positions(rule, rank, natural)
+    chosen = choose_positions(rule, rank, natural, count)
     return ReferenceTransition([(i, tokens[i]) for i in chosen], tokens, rank, commit_gap(rule, rank, chosen))
 
 
 SLACK_LADDER = tuple(10.0**-e for e in range(8, 0, -1))
 
 
-def reference_slack(rule: ReferenceRule, logits: dict, sequence: int, block: int, step: int) -> float:
+def reference_slack(rule: ReferenceRule, logits: dict, sequence: int, block: int, step: int, count: int | None = None) -> float:
     """The confidence error that would change this step's commit: the first rung of 1e-8, 1e-7, ... 0.1 at which lowering
     every committed position and raising every other one gives another commit, or inf. The error is relative for float32 ranking
     values that are logs or `1 - margin` (they keep their relative precision near 0) and absolute for everything else. The distance
     of a cumulative probability to `top_p` counts too, as it is (not a rung).
     """
+    count = count or rule.num_per_step
     _, exact, rank, natural, filter_slack = _examine(rule, logits, sequence, block, step)
-    chosen = choose_positions(rule, rank, natural)
+    chosen = choose_positions(rule, rank, natural, count)
     for error in SLACK_LADDER:
         moved_rank, moved_natural = {}, {}
         for i, (exact_rank, exact_natural) in exact.items():
             sign = -1.0 if i in chosen else 1.0
             size = error if rule.confidence == "entropy" or exact_rank == NEG_INF else error * abs(exact_rank)
             moved_rank[i], moved_natural[i] = compared_values(rule, exact_rank + sign * size, exact_natural + sign * error)
-        if choose_positions(rule, moved_rank, moved_natural) != chosen:
+        if choose_positions(rule, moved_rank, moved_natural, count) != chosen:
             return min(error, filter_slack)
     return filter_slack
 
@@ -374,10 +414,11 @@ def reference_decode(
             logits = logits_fn(list(known), list(canvas))
             assert sorted(logits) == [i for i in range(length) if canvas[i] is None]
             result.nfe += 1
-            done = reference_transition(rule, logits, sequence, block, step)
+            count = count_of(rule, length - start, length, step)
+            done = reference_transition(rule, logits, sequence, block, step, count)
             result.min_gap = min(result.min_gap, done.gap)
             if measure_slack:
-                result.min_slack = min(result.min_slack, reference_slack(rule, logits, sequence, block, step))
+                result.min_slack = min(result.min_slack, reference_slack(rule, logits, sequence, block, step, count))
             for position, token in done.committed:
                 assert canvas[position] is None
                 canvas[position] = token
@@ -419,26 +460,27 @@ def exact_law(logits_fn: LogitsFn, rule: ReferenceRule, prompt_ids: list, block_
     prompt, length = tuple(int(v) for v in prompt_ids), block_length
     first_block = len(prompt) // length
     last_block = -(-(len(prompt) + max_new_tokens) // length) - 1
-    memo = {}
+    memo, tail = {}, prompt[first_block * length :]
 
     def complete(known):
         ended = any(token in stop_ids for token in known[len(prompt) :])
         if ended or len(known) == (last_block + 1) * length:
             return {tuple(trim(list(known[len(prompt) :]), max_new_tokens, stop_ids)): 1.0}
-        return law(known, (None,) * length)
+        return law(known, (None,) * length, 0)
 
-    def law(known, canvas):
+    def law(known, canvas, step):
         if None not in canvas:
             return complete(known + canvas)
-        if (known, canvas) not in memo:
+        if (known, canvas, step) not in memo:
             total = {}
-            for following, probability in successors(known, canvas).items():
-                for ids, p in law(known, following).items():
+            for following, probability in successors(known, canvas, step).items():
+                for ids, p in law(known, following, step + 1).items():
                     total[ids] = total.get(ids, 0.0) + probability * p
-            memo[known, canvas] = total
-        return memo[known, canvas]
+            memo[known, canvas, step] = total
+        return memo[known, canvas, step]
 
-    def successors(known, canvas):
+    def successors(known, canvas, step):
+        begun = length - (len(tail) if len(known) == first_block * length else 0)
         logits = logits_fn(list(known), list(canvas))
         options = {}  # position -> list of (token, probability, ranked value, thresholded value)
         for i in sorted(logits):
@@ -462,13 +504,12 @@ def exact_law(logits_fn: LogitsFn, rule: ReferenceRule, prompt_ids: list, block_
             natural = {i: c[3] for i, c in zip(positions, choice, strict=False)}
             token = {i: c[0] for i, c in zip(positions, choice, strict=False)}
             following = list(canvas)
-            for i in choose_positions(rule, rank, natural):
+            for i in choose_positions(rule, rank, natural, count_of(rule, begun, length, step)):
                 following[i] = token[i]
             found[tuple(following)] = found.get(tuple(following), 0.0) + probability
         return found
 
-    tail = prompt[first_block * length :]
-    return law(prompt[: first_block * length], tail + (None,) * (length - len(tail)))
+    return law(prompt[: first_block * length], tail + (None,) * (length - len(tail)), 0)
 
 
 def total_variation(one: dict, other: dict) -> float:

@@ -327,7 +327,7 @@ def test_select_threshold():
     assert positions(select="threshold", threshold=0.65) == [1, 3, 4, 6]
     assert positions(select="threshold", threshold=0.75) == [1, 3, 4]
     assert positions(select="threshold", threshold=0.99) == [3]  # none: the best
-    assert positions(select="threshold", threshold=0.99, num_per_step=3) == [3]
+    assert positions(select="threshold", threshold=0.99, num_per_step=3) == [1, 3, 4]  # fewer than the step wants: its best
     assert positions(select="threshold", threshold=0.0) == [0, 1, 3, 4, 6]
 
 

@@ -123,7 +123,7 @@ def _evaluate(target: Target, live: list[Decoding]) -> list[MaskedLogits]:
 def _walk(decoding: Decoding, logits: MaskedLogits | Exception) -> Walk:
     assert isinstance(logits, MaskedLogits)
     params = decoding.params
-    return Walk(decoding.graph, decoding.state, logits.of, params.rule, params.sampling, decoding.noise, decoding.ends)
+    return Walk(decoding.graph, decoding.state, logits.of, params.rule, params.sampling, decoding.noise, decoding.is_last_of_pass)
 
 
 def _observe(budget: Budget, live: Sequence[Decoding], accepted: Sequence[Acceptance | Exception]) -> None:
@@ -203,8 +203,8 @@ def stream(
     following, done = -1, ""
     for event in decode_steps(target, prompt, drafter, params, budget):
         if isinstance(event, BlockStarted) and following < 0:
-            following = event.start + int(event.state.masked[0])
-        elif isinstance(event, Pass):
+            following = event.start + int(event.state.masked[0]) - len(event.committed)
+        if isinstance(event, BlockStarted | Pass):
             tokens |= {c.position: c.token for c in event.committed}
             while tokens.get(following, -1) not in target.spec.stop_ids | {-1} and len(ids) < params.max_new_tokens:
                 ids.append(tokens[following])

@@ -17,7 +17,8 @@ from spot_dlm.noise import CoupledNoise
 from spot_dlm.state import BlockState
 from spot_dlm.transition import Sampling, Transition, UnmaskRule
 
-Stop = Literal["block", "prefix"]
+Stop = Literal["block", "prefix", "never"]
+Blocks = Literal["grid", "generated", "whole"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,16 @@ class TargetSpec:
     """Short hash of config and weights, for provenance; empty where there is no checkpoint."""
     crosses: bool = False
     """Whether `evaluate` takes complete canvases: the pass that checks a block's end is also the first of the next block."""
+    blocks: Blocks = "grid"
+    """Whether blocks count from position 0, from the end of the prompt, or everything new is one block (`layout`)."""
+    cuts_last_block: bool = False
+    """On a grid: whether the last block ends with the last new token, rather than be filled up."""
+    fills_prompt: bool = False
+    """Whether mask tokens in a prompt of ids are holes to fill, as official decoders of whole canvases have it."""
+    seeds: bool = False
+    """Whether a block begins with the token that the last pass over the block before predicts (`SeededTarget`)."""
+    invisible_id: int | None = None
+    """A token that is not seen from later blocks and takes no position there (dllm's bd3lm: the padding token)."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,22 @@ class Target(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of generated ids, special ids left out."""
+
+
+@runtime_checkable
+class WholeCanvasTarget(Target, Protocol):
+    """A target whose passes see the masks of all blocks to come; its prefix knows where the canvas ends."""
+
+    def open_canvas(self, token_ids: Int64[np.ndarray, " P"], end: int) -> Prefix:
+        """Return the prefix of a canvas of `end` tokens that begins with `token_ids`."""
+
+
+@runtime_checkable
+class SeededTarget(Target, Protocol):
+    """A target that predicts the first token of a block itself, greedily, in the pass that caches the block before."""
+
+    def seed(self, prefix: Prefix) -> int:
+        """Return the first token of the block after a prefix, which is not empty."""
 
 
 Query = tuple[Prefix, Int64[np.ndarray, "_ _"]]
@@ -168,7 +195,8 @@ class DecodeParams:
             measured cost of a pass (`budget`).
         block_length: None takes the target's own.
         stop: "block" completes the block that holds the first end token (as official SDAR); "prefix" stops as soon as all
-            positions up to it are committed: the same text in fewer steps.
+            positions up to it are committed: the same text in fewer steps; "never" decodes max_new_tokens whatever comes (as official
+            LLaDA and Dream). The text ends with the first end token in any case.
         sequence: noise key of the sequence; samples of one prompt use different ones.
         boundary: whether guesses may cross the end of a block, where the target can evaluate that.
 

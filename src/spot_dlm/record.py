@@ -71,7 +71,7 @@ class TraceSetting:
 
     def __post_init__(self) -> None:
         rule = parse_rule(self.rule)
-        if rule.num_per_step > 1 or rule.select == "threshold":
+        if rule.num_per_step > 1 or rule.schedule or rule.select == "threshold":
             raise ValueError(f"rule={self.rule!r} commits several positions per step; traces need one per step")
         self.params(0, 0)
 

@@ -10,12 +10,14 @@ import math
 from typing import Any, get_args
 
 from spot_dlm.confidence import Confidence, Resolution
+from spot_dlm.schedule import Kind, Schedule
 from spot_dlm.transition import Source, UnmaskRule
 
 ALLOWED = (
     "standard | bfloat16 | sdar | ltr | k=INT | threshold=X[,non-strict] | leftmost=X[,non-strict] | "
     f"confidence={'|'.join(get_args(Confidence))} | source={'|'.join(get_args(Source))} | "
-    f"resolution={'|'.join(get_args(Resolution))} | no-step-noise, joined by commas"
+    f"resolution={'|'.join(get_args(Resolution))} | schedule={'|'.join(get_args(Kind))}:STEPS | span=INT | late=ID+ID | no-step-noise, "
+    "joined by commas"
 )
 _FLAGS: dict[str, dict[str, Any]] = {
     "standard": {},
@@ -27,6 +29,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "no-step-noise": {"noise_step": False},
 }
 _CHOICES = {"confidence": get_args(Confidence), "source": get_args(Source), "resolution": get_args(Resolution)}
+_NUMBERS = {"k": "num_per_step", "span": "span"}
 _THRESHOLDS = {"threshold": "threshold", "leftmost": "leftmost_above"}
 
 
@@ -57,16 +60,27 @@ def _fields(part: str, text: str) -> dict[str, Any]:
     key, equals, value = (p.strip() for p in part.partition("="))
     if equals and key in _THRESHOLDS:
         return {"select": _THRESHOLDS[key], "threshold": _number(value, part, text)}
-    if equals and key == "k":
-        number = _number(value, part, text)
-        if number != int(number):
-            raise ValueError(f"rule={text!r}: {part!r} needs a whole number")
-        return {"num_per_step": int(number)}
+    if equals and key in _NUMBERS:
+        return {_NUMBERS[key]: _whole(value, part, text)}
+    if equals and key == "late":
+        return {"late_ids": tuple(_whole(number, part, text) for number in value.split("+"))}
+    if equals and key == "schedule":
+        kind, _, steps = value.partition(":")
+        if kind not in get_args(Kind):
+            raise ValueError(f"rule={text!r}: {part!r} is unknown; schedule is one of {', '.join(get_args(Kind))}, as in {get_args(Kind)[0]}:8")
+        return {"schedule": Schedule(kind, _whole(steps, part, text))}
     if equals and key in _CHOICES:
         if value not in _CHOICES[key]:
             raise ValueError(f"rule={text!r}: {part!r} is unknown; {key} is one of {', '.join(_CHOICES[key])}")
         return {key: value}
     raise ValueError(f"rule={text!r}: {part!r} is unknown; allowed: {ALLOWED}")
+
+
+def _whole(value: str, part: str, text: str) -> int:
+    number = _number(value, part, text)
+    if number != int(number):
+        raise ValueError(f"rule={text!r}: {part!r} needs a whole number")
+    return int(number)
 
 
 def _number(value: str, part: str, text: str) -> float:
@@ -90,6 +104,12 @@ def describe(rule: UnmaskRule) -> str:
             parts += [] if rule.strict else ["non-strict"]
     if rule.num_per_step > 1:
         parts.append(f"k={rule.num_per_step}")
+    if rule.schedule is not None:
+        parts.append(f"schedule={rule.schedule.kind}:{rule.schedule.steps}")
+    if rule.span:
+        parts.append(f"span={rule.span}")
+    if rule.late_ids:
+        parts.append("late=" + "+".join(map(str, rule.late_ids)))
     default = UnmaskRule()
     parts += [f"{k}={getattr(rule, k)}" for k in ("confidence", "source") if getattr(rule, k) != getattr(default, k)]
     if rule.resolution == "bfloat16":

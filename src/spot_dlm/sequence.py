@@ -9,15 +9,16 @@ Example: `decoding = Decoding(target, "Add 47 and 38.", params); decoding.start(
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from jaxtyping import Int64
 
 from spot_dlm.draft_graph import DraftGraph
-from spot_dlm.interfaces import DecodeParams, DraftContext, MaskedLogits, Prefix, Target, TargetSpec
+from spot_dlm.interfaces import DecodeParams, DraftContext, MaskedLogits, Prefix, SeededTarget, Target, TargetSpec, WholeCanvasTarget
+from spot_dlm.layout import Layout
 from spot_dlm.noise import CoupledNoise
-from spot_dlm.state import BlockState
+from spot_dlm.state import MASKED, BlockState
 from spot_dlm.stats import Counts
 from spot_dlm.transition import Transition
 from spot_dlm.verify import Acceptance
@@ -27,7 +28,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Committed:
-    """One position receiving its token: absolute position, token, block, step inside the block and decoding pass."""
+    """One position receiving its token: absolute position, token, block, step inside the block (-1: a seed) and decoding pass."""
 
     position: int
     token: int
@@ -38,10 +39,11 @@ class Committed:
 
 @dataclass(frozen=True)
 class BlockStarted:
-    """A block begins; `start` is its absolute position and `state` its canvas with the prompt's tail."""
+    """A block begins; `start` is its absolute position and `state` its canvas with the prompt's tail, `committed` its seed, if any."""
 
     state: BlockState
     start: int
+    committed: tuple[Committed, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,24 +98,23 @@ class Finished:
 Event = BlockStarted | Pass | BlockFinished | Finished
 
 
-def check_prompt(spec: TargetSpec, prompt_ids: Sequence[int], params: DecodeParams) -> int:
-    """Check that a prompt can be decoded; return the tokens that its cache may come to hold.
+def check_prompt(spec: TargetSpec, prompt_ids: Sequence[int], params: DecodeParams) -> Layout:
+    """Check that a prompt can be decoded; return where its blocks lie.
 
     Raises:
         ValueError: with the numbers, if it is empty, has ids out of range, or exceeds the context once rounded up to whole blocks.
     """
-    length = params.block_length or spec.block_length
     if not prompt_ids:
         raise ValueError("the prompt is empty; give at least one token")
     if min(prompt_ids) < 0 or max(prompt_ids) >= spec.vocab_size:
         raise ValueError(f"prompt ids must lie in 0..{spec.vocab_size - 1}")
-    total = -(-(len(prompt_ids) + params.max_new_tokens) // length) * length
-    if total > spec.max_length:
+    layout = Layout.of(spec, len(prompt_ids), params)
+    if layout.end > spec.max_length:
         raise ValueError(
-            f"prompt of {len(prompt_ids)} tokens + max_new_tokens={params.max_new_tokens}, rounded up to blocks of {length}, is {total}; "
-            f"the target's context holds {spec.max_length}"
+            f"prompt of {len(prompt_ids)} tokens + max_new_tokens={params.max_new_tokens}, rounded up to blocks of {layout.length}, is "
+            f"{layout.end}; the target's context holds {spec.max_length}"
         )
-    return total
+    return layout
 
 
 @dataclass
@@ -138,12 +139,15 @@ class Decoding:
     def __post_init__(self) -> None:
         target, params = self.target, self.params
         self.prompt_ids = target.encode(self.prompt) if isinstance(self.prompt, str) else [int(i) for i in self.prompt]
-        self.num_cached = check_prompt(target.spec, self.prompt_ids, params)
-        self._length = params.block_length or target.spec.block_length
-        self._last_block = (len(self.prompt_ids) + params.max_new_tokens - 1) // self._length
+        self.layout = check_prompt(target.spec, self.prompt_ids, params)
+        self.num_cached = self.layout.end
         noise = CoupledNoise(params.sampling.seed, params.sequence, params.rule.noise_step, target.spec.device)
         self.noise = noise
-        self._generated: list[int] = []
+        self._tokens = np.full(self.layout.end, MASKED, dtype=np.int64)  # of the prompt and of finished blocks
+        self._tokens[: len(self.prompt_ids)] = self.prompt_ids
+        if target.spec.fills_prompt:
+            self._tokens[self._tokens == target.spec.mask_token_id] = MASKED
+        self._starts: dict[int, int] = {}  # of blocks that begin before their span, with positions that are still masked there
         self._order: list[Committed] = []
         self._history: list[Transition] = []
         self._memory: dict[str, Any] = {}
@@ -151,20 +155,50 @@ class Decoding:
 
     def start(self) -> BlockStarted:
         """Prefill the prompt's whole blocks and begin the first block."""
-        whole = len(self.prompt_ids) // self._length * self._length
+        first = self._start_of(self.layout.index)
         clock = perf_counter()
-        self.prefix: Prefix = self.target.prefill(np.array(self.prompt_ids[:whole], dtype=np.int64), self._length)
-        self.counts.nfe_prefill = int(whole > 0)
+        if hasattr(self.target, "open_canvas"):
+            whole = cast(WholeCanvasTarget, self.target)
+            self.prefix: Prefix = whole.open_canvas(self._tokens[:first], self.layout.end)
+        else:
+            self.prefix = self.target.prefill(self._tokens[:first], self.layout.length)
+            self.counts.nfe_prefill = int(first > 0)
         self.counts.target_s += perf_counter() - clock
-        self.state = BlockState.initial(whole // self._length, self.prompt_ids[whole:], self._length)
+        return self._begin(self.layout.index)
+
+    def _start_of(self, block: int) -> int:
+        """Return where a block's canvas begins: with its span, or with the first position before it that is still masked."""
+        if block not in self._starts:
+            start, _ = self.layout.span(block)
+            left = np.flatnonzero(self._tokens[:start] == MASKED) if self.target.spec.fills_prompt else ()
+            self._starts[block] = int(left[0]) if len(left) else start
+        return self._starts[block]
+
+    def _begin(self, block: int) -> BlockStarted:
+        """Make the first state of a block the root of the coming pass."""
+        (start, stop), begin = self.layout.span(block), self._start_of(block)
+        canvas, seed = self._tokens[begin:stop].copy(), ()
+        if self.target.spec.seeds and canvas[0] == MASKED and begin > 0:
+            canvas[0] = cast(SeededTarget, self.target).seed(self.prefix)
+            seed = (Committed(begin, int(canvas[0]), block, -1, self.counts.nfe - 1),)
+            self._order += seed
+        self.state = BlockState(block, canvas, 0, int((canvas[start - begin :] == MASKED).sum()))
         self.graph = DraftGraph.root_only(self.state)
-        return BlockStarted(self.state, whole)
+        self._history = []
+        return BlockStarted(self.state, begin, seed)
 
     @property
     def crosses(self) -> bool:
         """Whether guesses may be complete blocks: decoding goes on after this one, unless a guess ends it."""
-        may = self.target.spec.crosses and self.params.boundary and self.state.block < self._last_block
-        return may and not self._has_stop(self.state)
+        return self.target.spec.crosses and self.params.boundary and self._may_fold(self.state) and not self._has_stop(self.state)
+
+    def _may_fold(self, state: BlockState) -> bool:
+        """Whether the pass after the completion of a state's block can be the first of the next block, and one that is alike."""
+        start, stop = self.layout.span(state.block + 1)
+        return state.block < self.layout.last and stop - start == len(state.canvas) and self.target.spec.invisible_id not in state.canvas
+
+    def _folds(self, state: BlockState) -> bool:
+        return self.target.spec.crosses and self._may_fold(state)
 
     def context(self) -> DraftContext | None:
         """Return what a drafter may know; None where nothing is known of the state, at the beginning of a block."""
@@ -174,17 +208,28 @@ class Decoding:
         seen = before.graph.block == last.before.block
         graph, evaluated = (before.graph, before.logits) if seen else (None, None)
         known = (self.params.rule, self.params.sampling, self.noise, tuple(self._history), graph, evaluated, self._memory)
-        return DraftContext(last, before.acceptance.logits, *known, crosses=self.crosses, stop_ids=self.target.spec.stop_ids)
+        stops = frozenset() if self.params.stop == "never" else self.target.spec.stop_ids
+        if self.target.spec.invisible_id is not None:
+            stops |= {self.target.spec.invisible_id}
+        return DraftContext(last, before.acceptance.logits, *known, crosses=self.crosses, stop_ids=stops)
 
     def ends(self, state: BlockState) -> bool:
         """Whether decoding ends with this state."""
-        if state.is_complete:
-            return state.block == self._last_block or self._has_stop(state)
+        if state.is_complete or self.params.rule.is_over(state):
+            return state.block == self.layout.last or self._has_stop(state)
         return self.params.stop == "prefix" and self._has_stop(state, int(state.masked[0]))
 
+    def is_last_of_pass(self, state: BlockState) -> bool:
+        """Whether no pass that has begun can go on from this state."""
+        if state.is_complete:
+            return self.ends(state) or not self._folds(state)
+        return self.ends(state) or self.params.rule.is_over(state)
+
     def _has_stop(self, state: BlockState, end: int | None = None) -> bool:
-        """Whether a generated position before `end` holds an end token."""
-        own = state.canvas[max(0, len(self.prompt_ids) - state.block * self._length) : end]
+        """Whether decoding stops at end tokens and a generated position before `end` holds one."""
+        if self.params.stop == "never":
+            return False
+        own = state.canvas[max(0, len(self.prompt_ids) - self._start_of(state.block)) : end]
         return not self.target.spec.stop_ids.isdisjoint(own.tolist())
 
     def take(self, acceptance: Acceptance, logits: MaskedLogits) -> Iterator[Event]:
@@ -201,43 +246,45 @@ class Decoding:
         self.state = acceptance.state
         for transition in acceptance.transitions:
             state = transition.state
-            if state.is_complete or (state is self.state and self.ends(state)):
+            if state.is_complete or (state is self.state and self.is_last_of_pass(state)):
                 yield self._finish_block(state)
                 finished.append(state.canvas)
-                if not self.ends(state):
-                    yield BlockStarted(state.decoded, state.decoded.block * self._length)
+                if state is not self.state or (state.is_complete and not self.is_last_of_pass(state)):
+                    yield BlockStarted(state.decoded, self._start_of(state.decoded.block))
         if self.ends(self.state):
             self.result = self._result()
             yield Finished(self.result)
             return
-        self._commit(finished)
-        if self.state.is_complete:
-            self._history = []
-            self.state = self.state if self.target.spec.crosses else self.state.decoded
+        waits = self.state.is_complete and self._folds(self.state)
+        self._commit(finished[:-1] if waits else finished)
+        if waits or not self.is_last_of_pass(self.state):
+            self._history = [t for t in [*self._history, *acceptance.transitions] if t.before.block == self.state.block and not waits]
+            self.graph = DraftGraph.root_only(self.state)
         else:
-            self._history = [t for t in [*self._history, *acceptance.transitions] if t.before.block == self.state.block]
+            yield self._begin(self.state.block + 1)
         if len(self._history) <= len(acceptance.transitions):
             self._memory = {}
-        self.graph = DraftGraph.root_only(self.state)
 
     def _commit(self, finished: list[Int64[np.ndarray, " L"]]) -> None:
-        """Append finished blocks to the cache; the last one waits for the next pass if that can fold it in."""
-        waits = self.state.is_complete and self.target.spec.crosses
+        """Append finished blocks to the cache."""
         clock = perf_counter()
-        for canvas in finished[: -1 if waits else None]:
+        for canvas in finished:
             self.counts.nfe_commit += self.target.commit(self.prefix, canvas)
         self.counts.target_s += perf_counter() - clock
 
     def _finish_block(self, state: BlockState) -> BlockFinished:
-        start = state.block * self._length
-        own = max(0, len(self.prompt_ids) - start)
-        self._generated += state.canvas[own : None if state.is_complete else state.masked[0]].tolist()
+        start = self._start_of(state.block)
+        self._tokens[start : start + len(state.canvas)] = state.canvas
         self.counts.blocks += 1
+        if self.params.rule.schedule is not None:
+            begun = len(state.canvas) if state.num_initial is None else state.num_initial
+            self.counts.idle += self.params.rule.schedule.idle(begun, len(state.canvas))
         return BlockFinished(state, start)
 
     def _record(self, transition: Transition) -> list[Committed]:
         """Append a transition's commits to the order; the mask token never leaves the decoder."""
-        state, start = transition.before, transition.before.block * self._length
+        state = transition.before
+        start = self._start_of(state.block)
         if self.target.spec.mask_token_id in transition.tokens:
             raise RuntimeError(f"the mask token was committed in block {state.block}, step {state.step}: the target must exclude it")
         pairs = zip(transition.positions.tolist(), transition.tokens.tolist(), strict=True)
@@ -247,9 +294,11 @@ class Decoding:
 
     def _result(self) -> Result:
         """Trim to the first end token (included) or to the length limit."""
-        limit = self.params.max_new_tokens
-        stop = next((i for i, token in enumerate(self._generated) if token in self.target.spec.stop_ids), limit)
+        limit, first = self.params.max_new_tokens, len(self.prompt_ids)
+        own = self._tokens[first : first + limit]
+        generated = own[own != MASKED].tolist()
+        stop = next((i for i, token in enumerate(generated) if token in self.target.spec.stop_ids), limit)
         reason: FinishReason = "stop" if stop < limit else "length"
-        ids = self._generated[: min(stop + 1, limit)]
+        ids = generated[: stop + 1]
         self.counts.tokens = len(ids)
         return Result(ids, self._order, reason, self.counts, self.target.decode(ids), self.prompt_ids)

@@ -16,11 +16,15 @@ MASKED = -1
 
 @dataclass(frozen=True, eq=False)
 class BlockState:
-    """Canvas (token ids or MASKED), absolute block index and step (number of transitions since the block began)."""
+    """Canvas (token ids or MASKED), block index and step (number of transitions since the block began).
+
+    `num_initial` positions were masked when the block began, which schedules divide; None stands for a whole block.
+    """
 
     block: int
     canvas: Int64[np.ndarray, " L"]
     step: int
+    num_initial: int | None = None
 
     def __post_init__(self) -> None:
         self.canvas.setflags(write=False)
@@ -36,7 +40,7 @@ class BlockState:
             raise ValueError(f"a prompt tail of {len(tail)} tokens leaves no masked position in a block of {block_length}")
         canvas = np.full(block_length, MASKED, dtype=np.int64)
         canvas[: len(tail)] = tail
-        return cls(block, canvas, 0)
+        return cls(block, canvas, 0, block_length - len(tail))
 
     @cached_property
     def masked(self) -> Int64[np.ndarray, " m"]:
@@ -62,7 +66,7 @@ class BlockState:
         """Return the next state, with `tokens` at masked `positions` and the step advanced by one."""
         canvas = self.canvas.copy()
         canvas[positions] = tokens
-        return BlockState(self.block, canvas, self.step + 1)
+        return BlockState(self.block, canvas, self.step + 1, self.num_initial)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockState) and self.key == other.key

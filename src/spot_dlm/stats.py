@@ -8,7 +8,8 @@ from typing import Any
 class Counts:
     """Passes, nodes, transitions and seconds of one or many decoded sequences; `a + b` adds every field.
 
-    `rows` are those of all passes (a complete block in a graph takes two), `blocks` the blocks that were finished. `reached[d]` counts
+    `rows` are those of all passes (a complete block in a graph takes two), `blocks` the blocks that were finished, `idle` passes of the
+    official loop that commit nothing and are not made. `reached[d]` counts
     passes whose walk arrived at depth d, `offered[d]` those whose graph had a node there.
     """
 
@@ -17,6 +18,7 @@ class Counts:
     nfe_commit: int = 0
     rows: int = 0
     blocks: int = 0
+    idle: int = 0
     transitions: int = 0
     drafted: int = 0
     accepted: int = 0

@@ -20,6 +20,7 @@ from torch import Tensor
 from spot_dlm.confidence import Confidence, Resolution, measure, round_to
 from spot_dlm.noise import CoupledNoise, draw_each
 from spot_dlm.race import descending, first_argmax, on_host
+from spot_dlm.schedule import Schedule
 from spot_dlm.state import BlockState
 
 Select = Literal["top", "threshold", "left_to_right", "leftmost_above"]
@@ -39,6 +40,21 @@ def _require(name: str, value: object, allowed: tuple[str, ...]) -> None:
 class UnmaskRule:
     """Which masked positions a step commits; the default is standard decoding: the one most confident position.
 
+    Args:
+        select: "top" the most confident positions, "threshold" all above it and the most confident ones at least, "left_to_right" the
+            first ones, "leftmost_above" the first one above the threshold.
+        num_per_step: positions of a step, where no schedule says it.
+        threshold: of the natural confidence.
+        strict: whether a confidence must be above the threshold, or may equal it.
+        confidence: what is compared.
+        source: the distribution it is taken from: raw logits, divided by the temperature, or also filtered by top-k and top-p.
+        resolution: the number format in which confidences are compared.
+        noise_step: whether the step is part of the noise's key.
+        schedule: positions of every step of a block instead of `num_per_step`.
+        span: positions are committed in spans of so many, one after the other (Fast-dLLM v2's small blocks); 0: the whole block.
+        late_ids: tokens that are chosen as any other, but with the least confidence, and left out of the others' (LLaDA's
+            confidence_eos_eot_inf).
+
     Raises:
         ValueError: naming the field, the value and what is allowed.
     """
@@ -51,6 +67,9 @@ class UnmaskRule:
     source: Source = "raw"
     resolution: Resolution = "float32"
     noise_step: bool = True
+    schedule: Schedule | None = None
+    span: int = 0
+    late_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _require("select", self.select, get_args(Select))
@@ -59,6 +78,12 @@ class UnmaskRule:
         _require("resolution", self.resolution, get_args(Resolution))
         if self.num_per_step < 1:
             raise ValueError(f"num_per_step={self.num_per_step} must be at least 1")
+        if self.late_ids and self.source != "raw":
+            raise ValueError(f"late_ids need source='raw', not {self.source!r}")
+        if self.span < 0:
+            raise ValueError(f"span={self.span} must be at least 0 (0 = the whole block)")
+        if self.schedule is not None and (self.num_per_step > 1 or self.span or self.select == "leftmost_above"):
+            raise ValueError("a schedule says how many positions a step commits: leave num_per_step and span, and select='leftmost_above'")
         if self.num_per_step > 1 and self.select not in ("top", "left_to_right"):
             raise ValueError(f"num_per_step={self.num_per_step} has no meaning with select={self.select!r}; leave it at 1")
         low, high = (-math.inf, 0.0) if self.confidence == "entropy" else (0.0, 1.0)
@@ -71,6 +96,21 @@ class UnmaskRule:
                 "noise_step=False would change the law of the output: the order looks at the sampled token "
                 "(confidence='probability'); use max_probability, margin, entropy or left_to_right, or keep the step in the noise"
             )
+
+    def count(self, state: BlockState, ahead: int = 0) -> int:
+        """Return how many positions the step after `ahead` more steps commits at least (fewer where fewer are masked)."""
+        if self.schedule is None:
+            return self.num_per_step
+        length = len(state.canvas)
+        counts = self.schedule.counts(length if state.num_initial is None else state.num_initial, length)
+        return counts[min(state.step + ahead, len(counts) - 1)]
+
+    def is_over(self, state: BlockState) -> bool:
+        """Whether a schedule has no step left for a state, whatever is still masked."""
+        if self.schedule is None:
+            return False
+        length = len(state.canvas)
+        return state.step >= len(self.schedule.counts(length if state.num_initial is None else state.num_initial, length))
 
     @cached_property
     def rounded_threshold(self) -> np.float32:
@@ -191,6 +231,8 @@ def propose(
         raise ValueError(_bad_logits(positions, logits))
     source = {"raw": logits, "tempered": tempered, "filtered": filtered}[rule.source]
     known = top if rule.source != "raw" or tempered is logits else None
+    if rule.late_ids:
+        source, known = source.index_fill(1, torch.tensor(rule.late_ids, device=source.device), -torch.inf), None
     ids, fine, natural = _to_host(len(positions), tokens, *measure(source, tokens, rule.confidence, known), rule.resolution)
     if math.isnan(fine[fine.argmax()]):  # which finds NaN first
         raise ValueError(_bad_logits(positions, logits))
@@ -216,16 +258,26 @@ def _bad_logits(positions: Int64[np.ndarray, " m"], logits: Float[Tensor, "m V"]
     return f"the target gave NaN or infinite logits (block position {named}); the checkpoint or its dtype is broken"
 
 
-def select(candidates: Candidates, rule: UnmaskRule) -> Int64[np.ndarray, " k"]:
-    """Return the indices into `candidates` that the rule commits, best first; ties go to the lower position."""
+def select(candidates: Candidates, rule: UnmaskRule, count: int | None = None) -> Int64[np.ndarray, " k"]:
+    """Return the indices into `candidates` that the rule commits, best first; ties go to the lower position.
+
+    Args:
+        candidates: all masked positions of a block, ascending.
+        rule: what is compared, and how.
+        count: positions of this step (`UnmaskRule.count`); None takes the rule's `num_per_step`.
+    """
+    count = rule.num_per_step if count is None else count
+    if rule.span:
+        spans = candidates.positions // rule.span
+        candidates = candidates.take(slice(int(np.searchsorted(spans, spans[0], side="right"))))
     if rule.select == "left_to_right":
-        return np.arange(min(rule.num_per_step, len(candidates.positions)))
+        return np.arange(min(count, len(candidates.positions)))
     if rule.select == "top":
-        return _best(candidates.rank, rule.num_per_step)
+        return _best(candidates.rank, count)
     threshold = rule.rounded_threshold
     above = np.flatnonzero(candidates.natural > threshold if rule.strict else candidates.natural >= threshold)
-    if not len(above):
-        return _best(candidates.rank, 1)
+    if len(above) < count:
+        return _best(candidates.rank, count)
     return above[_best(candidates.rank[above], len(above))] if rule.select == "threshold" else above[:1]
 
 
@@ -253,6 +305,6 @@ def denoise(state: BlockState, logits: Float[Tensor, "m V"], rule: UnmaskRule, s
 
 def commit(state: BlockState, candidates: Candidates, rule: UnmaskRule) -> Transition:
     """Commit what the rule selects among `candidates`, which must cover the state's masked positions."""
-    chosen = select(candidates, rule)
+    chosen = select(candidates, rule, rule.count(state))
     positions, tokens = candidates.positions[chosen], candidates.tokens[chosen]
     return Transition(state, state.commit(positions, tokens), positions, tokens, candidates)

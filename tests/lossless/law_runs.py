@@ -27,6 +27,7 @@ from spot_dlm import decode, sequence, transition, verify
 from spot_dlm import noise as noise_module
 from spot_dlm.drafters import Chain, Root, stale
 from spot_dlm.interfaces import DecodeParams
+from spot_dlm.schedule import Schedule
 from spot_dlm.state import MASKED
 from spot_dlm.transition import Candidates, propose
 from spot_dlm.verify import Acceptance
@@ -41,6 +42,7 @@ CASES = {
     "top-probability-bfloat16": {"resolution": "bfloat16"},
     "top-two-margin": {"num_per_step": 2, "confidence": "margin", "source": "tempered"},
     "threshold-probability": {"select": "threshold", "threshold": 0.5, "strict": False},
+    "half-even-schedule": {"schedule": Schedule("half_even", 2)},
     "top-entropy-same-noise": {"confidence": "entropy", "noise_step": False},
 }
 

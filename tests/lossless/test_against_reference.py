@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from spot_dlm.decode import generate
 from spot_dlm.drafters import Root
 from spot_dlm.interfaces import DecodeParams
 from spot_dlm.noise import CoupledNoise
+from spot_dlm.schedule import Kind, Schedule
 
 SELECTS = ("top", "threshold", "left_to_right", "leftmost_above")
 CONFIDENCES = ("probability", "max_probability", "margin", "entropy")
@@ -37,6 +39,12 @@ def random_case(rng, select, confidence, source, resolution, temperature):
         limits = (-1.2, -0.6, -0.1) if confidence == "entropy" else (0.2, 0.4, 0.6, 0.9)
         options.update(threshold=pick(rng, *limits), strict=bool(rng.integers(2)))
     options.update(top_k=pick(rng, 0, 0, 1, 2, 4), top_p=pick(rng, 1.0, 1.0, 0.3, 0.8, 0.95))
+    if select != "leftmost_above" and rng.integers(3) == 0:
+        options.update(num_per_step=1, schedule=Schedule(pick(rng, *get_args(Kind)), int(rng.integers(1, 7))))
+    else:
+        options["span"] = pick(rng, 0, 0, 1, 2, 3)
+    if source == "raw" and rng.integers(3) == 0:
+        options["late_ids"] = (int(rng.integers(3)),)
     if confidence != "probability" or select == "left_to_right":
         options["noise_step"] = bool(rng.integers(2))
     length, vocab = int(rng.integers(1, 6)), pick(rng, 3, 5, 9)

@@ -15,6 +15,7 @@ from spot_dlm.draft_graph import DraftGraph, GraphBuilder
 from spot_dlm.drafters import Chain, LeftToRight, Root
 from spot_dlm.interfaces import DecodeParams, DraftContext
 from spot_dlm.sequence import Finished, Pass
+from spot_dlm.schedule import Schedule
 from spot_dlm.state import MASKED, BlockState
 from spot_dlm.transition import Sampling, UnmaskRule
 
@@ -41,6 +42,11 @@ RULES = {
     "leftmost-above": {"select": "leftmost_above", "threshold": 0.5},
     "leftmost-above-margin": {"select": "leftmost_above", "threshold": 0.4, "confidence": "margin", "resolution": "bfloat16"},
     "leftmost-above-entropy": {"select": "leftmost_above", "threshold": -1.0, "confidence": "entropy", "strict": False},
+    "remainder-first": {"schedule": Schedule("remainder_first", 3)},
+    "timesteps": {"schedule": Schedule("timesteps", 4), "confidence": "margin"},
+    "threshold-schedule": {"select": "threshold", "threshold": 0.5, "schedule": Schedule("remainder_first_of_block", 3)},
+    "half-even-left-to-right": {"select": "left_to_right", "schedule": Schedule("half_even", 2)},
+    "threshold-span-late": {"select": "threshold", "threshold": 0.4, "span": 2, "late_ids": (1, 2)},
 }
 BUDGETS = (1, 2, 4, 8, 16)
 

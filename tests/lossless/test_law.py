@@ -1,7 +1,7 @@
 """The law of the output: package decodes of an enumerable toy against its exact law, and broken decoders that must be rejected.
 
-Chi-square at alpha = 1e-6. Each of the 16 sound checks would fail a correct decoder with probability 1e-6 (the statistic's chi-square
-approximation aside; outcomes expected under 5 times are pooled), so 1.6e-5 for the file over random seeds; the seeds are fixed, so
+Chi-square at alpha = 1e-6. Each of the 18 sound checks would fail a correct decoder with probability 1e-6 (the statistic's chi-square
+approximation aside; outcomes expected under 5 times are pooled), so 1.8e-5 for the file over random seeds; the seeds are fixed, so
 a run that passed keeps passing until a bit of the noise or of a decoder changes.
 """
 

@@ -64,31 +64,38 @@ def _measured(
 
 @njit(cache=True)
 @no_type_check
-def _levels(values: np.ndarray, above: np.ndarray, num_per_step: int, depths: int) -> np.ndarray:
-    """Return the step (from 1) at which each of m positions would be committed, 0 where it is not within `depths` steps.
+def _levels(values: np.ndarray, above: np.ndarray, counts: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Return the step (from 1) at which each of m positions would be committed, 0 where no step of `counts` commits it.
 
     Args:
         values: [D, m] what positions are ordered by at each depth, highest first, ties to the lower position; the last row goes on.
-        above: [D, m] positions that are committed all at once; where no remaining one is, the `num_per_step` best are.
-        num_per_step: positions of a step.
-        depths: steps at most.
+        above: [D, m] positions that are committed all at once; where fewer than the step's count remain, the best others are too.
+        counts: positions of each step.
+        spans: ascending number of each position's span; a step commits in the first one that is not complete.
     """
     level = np.zeros(values.shape[1], np.int64)
     left = len(level)
-    for depth in range(depths):
+    begin = end = 0
+    for depth in range(len(counts)):
         row, taken = min(depth, len(values) - 1), 0
-        for i in range(len(level)):
+        while level[begin] > 0:
+            begin += 1
+        while end < len(level) and spans[end] == spans[begin]:
+            end += 1
+        for i in range(begin, end):
             if level[i] == 0 and above[row, i]:
                 level[i] = depth + 1
                 taken += 1
-        wanted = 0 if taken else min(num_per_step, left)
-        for _ in range(wanted):
+        while taken < counts[depth]:
             best = -1
-            for i in range(len(level)):
+            for i in range(begin, end):
                 if level[i] == 0 and (best < 0 or values[row, i] > values[row, best]):
                     best = i
+            if best < 0:
+                break
             level[best] = depth + 1
-        left -= taken + wanted
+            taken += 1
+        left -= taken
         if left == 0:
             break
     return level
@@ -99,18 +106,27 @@ def _followed(
     rank: Float32[np.ndarray, "D m"],
     natural: Float32[np.ndarray, "D m"],
     rule: UnmaskRule,
-    depths: int,
+    counts: list[int],
 ) -> Int64[np.ndarray, " m"]:
     """Return the step at which `rule` commits each position, as `transition.select` would at every depth on what is left."""
-    none = np.zeros(rank.shape, dtype=np.bool_)
+    none, steps = np.zeros(rank.shape, dtype=np.bool_), np.array(counts)
+    spans = positions // rule.span if rule.span else np.zeros_like(positions)
     if rule.select == "left_to_right":
-        return _levels(np.broadcast_to(-positions.astype(np.float32), rank.shape), none, rule.num_per_step, depths)
+        return _levels(np.broadcast_to(-positions.astype(np.float32), rank.shape), none, steps, spans)
     if rule.select == "top":
-        return _levels(rank, none, rule.num_per_step, depths)
+        return _levels(rank, none, steps, spans)
     above = natural > rule.rounded_threshold if rule.strict else natural >= rule.rounded_threshold
     if rule.select == "threshold":
-        return _levels(rank, above, 1, depths)
-    return _levels(np.where(above, np.float32(np.inf), rank), none, 1, depths)
+        return _levels(rank, above, steps, spans)
+    return _levels(np.where(above, np.float32(np.inf), rank), none, steps, spans)
+
+
+def _counts(root: BlockState, rule: UnmaskRule, most: int) -> list[int]:
+    """Return the positions of the coming steps, until they are as many as are masked or the steps `most`."""
+    counts: list[int] = []
+    while len(counts) < most and sum(counts) < len(root.masked):
+        counts.append(rule.count(root, len(counts)))
+    return counts
 
 
 def stale_chain(context: DraftContext, budget: int, rule: UnmaskRule, coupled: bool) -> DraftGraph:
@@ -120,14 +136,15 @@ def stale_chain(context: DraftContext, budget: int, rule: UnmaskRule, coupled: b
     node is the product of the stale probabilities of its tokens: as if the order were sure.
     """
     root, masked = context.root, context.root.masked
-    steps = -(-len(masked) // rule.num_per_step)  # at most, to the end of the block
+    counts = _counts(root, rule, min(budget - 1, len(masked)))  # of as many steps as it may take to the end of the block
+    steps = len(counts) if sum(counts) >= len(masked) else budget
     depths = min(budget - 1, steps - (not context.crosses or steps + 2 > budget))
     if depths < 1:
         return DraftGraph.root_only(root)
     settled = context.sampling.temperature == 0 or not coupled
     found = list(stale_candidates(context, 1 if settled else depths, coupled))
     natural = np.stack([c.natural for c in found])
-    level = _followed(masked, np.stack([c.rank for c in found]), natural, rule, depths)
+    level = _followed(masked, np.stack([c.rank for c in found]), natural, rule, counts[:depths])
     at = np.minimum(level, len(found)) - 1, np.arange(len(level))
     tokens = np.stack([c.tokens for c in found])[at]
     count = int(level.max())
