@@ -90,6 +90,7 @@ class ReferenceRule:
     schedule: object | None = None  # .kind and .steps
     span: int = 0
     late_ids: tuple = ()
+    suppressed_ids: tuple = ()
     temperature: float = 0.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1.0: off
@@ -105,6 +106,12 @@ class ReferenceRule:
     @property
     def order_depends_on_sample(self) -> bool:
         return self.select != "left_to_right" and self.confidence == "probability"
+
+
+def without(token_ids: tuple, logits: np.ndarray) -> np.ndarray:
+    logits = logits.copy()
+    logits[list(token_ids)] = NEG_INF
+    return logits
 
 
 def scheduled_counts(kind: str, steps: int, begun: int, length: int) -> list:
@@ -310,6 +317,7 @@ def commit_gap(rule: ReferenceRule, rank: dict, chosen: list) -> float:
 def _examine(rule, logits, sequence, block, step):
     tokens, exact, rank, natural = {}, {}, {}, {}
     filter_slack = math.inf
+    logits = {i: without(rule.suppressed_ids, row) for i, row in logits.items()}
     for i in sorted(logits):
         tempered = tempered_logits(rule, logits[i])
         filtered, slack = filter_logits(rule, tempered)
@@ -481,7 +489,7 @@ def exact_law(logits_fn: LogitsFn, rule: ReferenceRule, prompt_ids: list, block_
 
     def successors(known, canvas, step):
         begun = length - (len(tail) if len(known) == first_block * length else 0)
-        logits = logits_fn(list(known), list(canvas))
+        logits = {i: without(rule.suppressed_ids, row) for i, row in logits_fn(list(known), list(canvas)).items()}
         options = {}  # position -> list of (token, probability, ranked value, thresholded value)
         for i in sorted(logits):
             tempered = tempered_logits(rule, logits[i])

@@ -19,6 +19,8 @@ from spot_dlm.transition import Sampling, Transition, UnmaskRule
 
 Stop = Literal["block", "prefix", "never"]
 Blocks = Literal["grid", "generated", "whole"]
+MAX_NODES = 4096
+"""Nodes of one prompt's pass at most."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,10 @@ class BatchDrafter(Drafter, Protocol):
         """Return a graph for every context, as `draft` would up to rounding."""
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class DecodeParams:
     """Everything that decides the tokens (rule, sampling, lengths, stop) plus the node budget, which does not.
@@ -214,10 +220,10 @@ class DecodeParams:
     boundary: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least 1")
-        if self.nodes != "auto" and (not isinstance(self.nodes, int) or self.nodes < 1):
-            raise ValueError(f"nodes={self.nodes!r} must be 'auto' or a whole number of at least 1 (1 = standard decoding)")
+        if not _is_whole(self.max_new_tokens) or self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={self.max_new_tokens} must be a whole number of at least 1")
+        if self.nodes != "auto" and not (_is_whole(self.nodes) and 1 <= self.nodes <= MAX_NODES):
+            raise ValueError(f"nodes={self.nodes!r} must be 'auto' or a whole number from 1 (standard decoding) to {MAX_NODES}")
         if self.block_length is not None and self.block_length < 1:
             raise ValueError(f"block_length={self.block_length} must be at least 1")
         if self.stop not in get_args(Stop):

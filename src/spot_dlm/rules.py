@@ -7,7 +7,7 @@ Example: `parse_rule("threshold=0.9,non-strict")` and back: `describe(rule)`.
 """
 
 import math
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from spot_dlm.confidence import Confidence, Resolution
 from spot_dlm.schedule import Kind, Schedule
@@ -16,8 +16,8 @@ from spot_dlm.transition import Source, UnmaskRule
 ALLOWED = (
     "standard | bfloat16 | sdar | ltr | k=INT | threshold=X[,non-strict] | leftmost=X[,non-strict] | "
     f"confidence={'|'.join(get_args(Confidence))} | source={'|'.join(get_args(Source))} | "
-    f"resolution={'|'.join(get_args(Resolution))} | schedule={'|'.join(get_args(Kind))}:STEPS | span=INT | late=ID+ID | no-step-noise, "
-    "joined by commas"
+    f"resolution={'|'.join(get_args(Resolution))} | schedule={'|'.join(get_args(Kind))}:STEPS | span=INT | "
+    "late=ID+ID | suppress=ID+ID | no-step-noise, joined by commas"
 )
 _FLAGS: dict[str, dict[str, Any]] = {
     "standard": {},
@@ -30,6 +30,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
 }
 _CHOICES = {"confidence": get_args(Confidence), "source": get_args(Source), "resolution": get_args(Resolution)}
 _NUMBERS = {"k": "num_per_step", "span": "span"}
+_IDS = {"late": "late_ids", "suppress": "suppressed_ids"}
 _THRESHOLDS = {"threshold": "threshold", "leftmost": "leftmost_above"}
 
 
@@ -62,13 +63,13 @@ def _fields(part: str, text: str) -> dict[str, Any]:
         return {"select": _THRESHOLDS[key], "threshold": _number(value, part, text)}
     if equals and key in _NUMBERS:
         return {_NUMBERS[key]: _whole(value, part, text)}
-    if equals and key == "late":
-        return {"late_ids": tuple(_whole(number, part, text) for number in value.split("+"))}
+    if equals and key in _IDS:
+        return {_IDS[key]: tuple(_whole(number, part, text) for number in value.split("+"))}
     if equals and key == "schedule":
         kind, _, steps = value.partition(":")
         if kind not in get_args(Kind):
-            raise ValueError(f"rule={text!r}: {part!r} is unknown; schedule is one of {', '.join(get_args(Kind))}, as in {get_args(Kind)[0]}:8")
-        return {"schedule": Schedule(kind, _whole(steps, part, text))}
+            raise ValueError(f"rule={text!r}: {part!r} is unknown; schedule is KIND:STEPS, KIND one of {', '.join(get_args(Kind))}")
+        return {"schedule": Schedule(cast(Kind, kind), _whole(steps, part, text))}
     if equals and key in _CHOICES:
         if value not in _CHOICES[key]:
             raise ValueError(f"rule={text!r}: {part!r} is unknown; {key} is one of {', '.join(_CHOICES[key])}")
@@ -108,8 +109,9 @@ def describe(rule: UnmaskRule) -> str:
         parts.append(f"schedule={rule.schedule.kind}:{rule.schedule.steps}")
     if rule.span:
         parts.append(f"span={rule.span}")
-    if rule.late_ids:
-        parts.append("late=" + "+".join(map(str, rule.late_ids)))
+    for key, field in _IDS.items():
+        if getattr(rule, field):
+            parts.append(f"{key}=" + "+".join(map(str, getattr(rule, field))))
     default = UnmaskRule()
     parts += [f"{k}={getattr(rule, k)}" for k in ("confidence", "source") if getattr(rule, k) != getattr(default, k)]
     if rule.resolution == "bfloat16":

@@ -170,22 +170,23 @@ class Decoding:
         """Return where a block's canvas begins: with its span, or with the first position before it that is still masked."""
         if block not in self._starts:
             start, _ = self.layout.span(block)
-            left = np.flatnonzero(self._tokens[:start] == MASKED) if self.target.spec.fills_prompt else ()
+            left = np.flatnonzero(self._tokens[:start] == MASKED) if self.target.spec.fills_prompt else []
             self._starts[block] = int(left[0]) if len(left) else start
         return self._starts[block]
 
     def _begin(self, block: int) -> BlockStarted:
         """Make the first state of a block the root of the coming pass."""
         (start, stop), begin = self.layout.span(block), self._start_of(block)
-        canvas, seed = self._tokens[begin:stop].copy(), ()
+        canvas, seeds = self._tokens[begin:stop].copy(), []
         if self.target.spec.seeds and canvas[0] == MASKED and begin > 0:
             canvas[0] = cast(SeededTarget, self.target).seed(self.prefix)
-            seed = (Committed(begin, int(canvas[0]), block, -1, self.counts.nfe - 1),)
-            self._order += seed
-        self.state = BlockState(block, canvas, 0, int((canvas[start - begin :] == MASKED).sum()))
+            seeds.append(Committed(begin, int(canvas[0]), block, -1, self.counts.nfe - 1))
+            self._order += seeds
+        counted = canvas if self.target.spec.blocks == "whole" else canvas[start - begin :]
+        self.state = BlockState(block, canvas, 0, int((counted == MASKED).sum()))
         self.graph = DraftGraph.root_only(self.state)
         self._history = []
-        return BlockStarted(self.state, begin, seed)
+        return BlockStarted(self.state, begin, tuple(seeds))
 
     @property
     def crosses(self) -> bool:

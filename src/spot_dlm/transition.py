@@ -54,6 +54,7 @@ class UnmaskRule:
         span: positions are committed in spans of so many, one after the other (Fast-dLLM v2's small blocks); 0: the whole block.
         late_ids: tokens that are chosen as any other, but with the least confidence, and left out of the others' (LLaDA's
             confidence_eos_eot_inf).
+        suppressed_ids: tokens that are never chosen (LLaDA's logits_eos_inf).
 
     Raises:
         ValueError: naming the field, the value and what is allowed.
@@ -70,6 +71,7 @@ class UnmaskRule:
     schedule: Schedule | None = None
     span: int = 0
     late_ids: tuple[int, ...] = ()
+    suppressed_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _require("select", self.select, get_args(Select))
@@ -220,6 +222,10 @@ def propose(
     logits, lone = logits.to(torch.float32).contiguous(), len(positions) == 1
     if lone:  # it would be summed in another order, as a reduction to a scalar
         logits = logits.repeat(2, 1)
+    if (rule.suppressed_ids or rule.late_ids) and not bool((logits < torch.inf).all()):  # nothing below would see these tokens' logits
+        raise ValueError(_bad_logits(positions, logits))
+    if rule.suppressed_ids:
+        logits = logits.index_fill(1, torch.tensor(rule.suppressed_ids, device=logits.device), -torch.inf)
     tempered = temper(logits, sampling.temperature)
     filtered = filter_logits(tempered, sampling.top_k, sampling.top_p)
     top = tokens = first_argmax(tempered)  # and of `filtered`: the best token always stays

@@ -6,7 +6,7 @@ import torch
 
 from spot_dlm.interfaces import BatchTarget
 from spot_dlm.state import MASKED
-from spot_dlm.targets import block_causal, load_target
+from spot_dlm.targets import adapter, block_causal, load_target
 from tests.tiny_checkpoints import MASK, VOCAB, write_sdar
 
 SHAPES = {
@@ -127,7 +127,7 @@ def test_equal_canvases_are_one_segment(checkpoints, monkeypatch):
     target, _ = checkpoints["gqa"]
     sizes = []
     packed = block_causal.pack
-    monkeypatch.setattr(block_causal, "pack", lambda *a: sizes.append(packed(*a)) or sizes[-1])
+    monkeypatch.setattr(block_causal, "pack", lambda *a, **k: sizes.append(packed(*a, **k)) or sizes[-1])
     prefix = target.prefill(tokens(8), 4)
     block, masked = tokens(4, 1), np.array([1, MASKED, 2, MASKED])
     found = target.evaluate(prefix, np.stack((block, masked, block, masked, block)))
@@ -159,14 +159,15 @@ def test_a_query_does_not_depend_on_the_others(checkpoints, shape, seed):
         assert all(same(left[name], prefix.scratch[name]) for name in left)
 
 
-@pytest.mark.parametrize("limit", ["PASS_TOKENS", "_SCORES", "_HEAD_BYTES"])
+@pytest.mark.parametrize("limit", ["PASS_TOKENS", "MAX_SCORES", "_HEAD_BYTES"])
 def test_chunks_cannot_be_seen(checkpoints, monkeypatch, limit):
     """Passes of a few canvases, few scores or few rows of the head: the same bits, the same scratch."""
     target, _ = checkpoints["gqa"]
     queries = mixed_queries(target, 7)
     whole = target.evaluate_many(queries)
     scratch = [dict(prefix.scratch) for prefix, _ in queries]
-    monkeypatch.setattr(block_causal, limit, {"PASS_TOKENS": 40, "_SCORES": 4 * 500, "_HEAD_BYTES": 1}[limit])
+    module = adapter if limit == "_HEAD_BYTES" else block_causal
+    monkeypatch.setattr(module, limit, {"PASS_TOKENS": 40, "MAX_SCORES": 4 * 500, "_HEAD_BYTES": 1}[limit])
     calls = []
     run = block_causal.run
     monkeypatch.setattr(block_causal, "run", lambda *a: calls.append(1) or run(*a))

@@ -78,7 +78,7 @@ def test_native_classes_exist():
                 assert hasattr(transformers, name)
 
 
-@pytest.fixture(params=["llada", "llada2", "llada_moe", "a2d", "fast_dllm_v2"])
+@pytest.fixture(params=["llada", "llada2", "llada_moe", "a2d", "fastdllm_v2"])
 def folder(request, tmp_path):
     shutil.copytree(GOLDEN / request.param, tmp_path / request.param, ignore=shutil.ignore_patterns("logits.json"))
     return tmp_path / request.param

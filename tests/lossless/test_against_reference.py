@@ -45,6 +45,8 @@ def random_case(rng, select, confidence, source, resolution, temperature):
         options["span"] = pick(rng, 0, 0, 1, 2, 3)
     if source == "raw" and rng.integers(3) == 0:
         options["late_ids"] = (int(rng.integers(3)),)
+    elif rng.integers(4) == 0:
+        options["suppressed_ids"] = (int(rng.integers(3)),)
     if confidence != "probability" or select == "left_to_right":
         options["noise_step"] = bool(rng.integers(2))
     length, vocab = int(rng.integers(1, 6)), pick(rng, 3, 5, 9)

@@ -14,8 +14,8 @@ from spot_dlm.decode import decode_steps, generate
 from spot_dlm.draft_graph import DraftGraph, GraphBuilder
 from spot_dlm.drafters import Chain, LeftToRight, Root
 from spot_dlm.interfaces import DecodeParams, DraftContext
-from spot_dlm.sequence import Finished, Pass
 from spot_dlm.schedule import Schedule
+from spot_dlm.sequence import Finished, Pass
 from spot_dlm.state import MASKED, BlockState
 from spot_dlm.transition import Sampling, UnmaskRule
 
@@ -46,7 +46,7 @@ RULES = {
     "timesteps": {"schedule": Schedule("timesteps", 4), "confidence": "margin"},
     "threshold-schedule": {"select": "threshold", "threshold": 0.5, "schedule": Schedule("remainder_first_of_block", 3)},
     "half-even-left-to-right": {"select": "left_to_right", "schedule": Schedule("half_even", 2)},
-    "threshold-span-late": {"select": "threshold", "threshold": 0.4, "span": 2, "late_ids": (1, 2)},
+    "threshold-span-late": {"select": "threshold", "threshold": 0.4, "span": 2, "late_ids": (1,), "suppressed_ids": (2,)},
 }
 BUDGETS = (1, 2, 4, 8, 16)
 
@@ -83,12 +83,12 @@ class Adversarial:
         rng, root = self.rng, context.root
         kind = rng.integers(6)
         if kind == 0:  # anything at all
-            return rng.integers(MASKED, VOCAB, LENGTH), self._step(root)
+            return rng.integers(MASKED, VOCAB, len(root.canvas)), self._step(root)
         if kind == 1:  # a node again, the root included
             return canvases[rng.integers(len(canvases))].copy(), self._step(root)
         canvas = root.canvas.copy()
         if kind == 2:  # contradicts the root
-            canvas[rng.integers(LENGTH)] = rng.integers(MASKED, VOCAB)
+            canvas[rng.integers(len(canvas))] = rng.integers(MASKED, VOCAB)
             return canvas, root.step + 1
         stale = dict(zip(context.last.candidates.positions.tolist(), context.last.candidates.tokens.tolist(), strict=True))
         for position in rng.permutation(root.masked)[: rng.integers(1, 4)].tolist():  # a random, at times true, continuation
@@ -366,8 +366,8 @@ def test_a_target_that_emits_the_mask_token_is_refused(drafter):
         (lambda: Sampling(top_p=0.0), "top_p=0.0 must be above 0"),
         (lambda: Sampling(top_p=1.1), "top_p=1.1"),
         (lambda: Sampling(top_p=math.nan), "top_p=nan"),
-        (lambda: DecodeParams(max_new_tokens=0), "max_new_tokens=0 must be at least 1"),
-        (lambda: DecodeParams(nodes=0), "nodes=0 must be .auto. or a whole number of at least 1"),
+        (lambda: DecodeParams(max_new_tokens=0), "max_new_tokens=0 must be a whole number of at least 1"),
+        (lambda: DecodeParams(nodes=0), "nodes=0 must be .auto. or a whole number from 1"),
         (lambda: DecodeParams(block_length=0), "block_length=0 must be at least 1"),
         (lambda: DecodeParams(stop="eos"), "stop='eos' is unknown; choose one of block, prefix"),
     ],

@@ -26,6 +26,8 @@ from spot_dlm.interfaces import DecodeParams
 
 from .law_runs import CASES, LENGTH, VARIANTS, options_of, toy
 
+pytestmark = pytest.mark.timeout(3600)  # three minutes on a quiet machine
+
 ALPHA = 1e-6
 SAMPLES, BROKEN_SAMPLES = 20_000, 2_000
 

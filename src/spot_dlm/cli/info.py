@@ -16,7 +16,7 @@ from spot_dlm.cli import options as o
 from spot_dlm.compare import rows_are_independent
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import Target
-from spot_dlm.targets.block_causal import BlockCausalTarget
+from spot_dlm.targets.adapter import Adapter
 
 
 def info(
@@ -52,7 +52,7 @@ def info(
 
 
 def _facts(target: Target) -> dict[str, Any]:
-    assert isinstance(target, BlockCausalTarget)
+    assert isinstance(target, Adapter)
     spec = target.spec
     return {
         "model": spec.name,

@@ -14,7 +14,7 @@ import typer
 from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters import AUTO, CALIBRATED, DRAFTERS, Calibrated, Order, build_drafter, is_foreign
 from spot_dlm.growth import is_compiled
-from spot_dlm.interfaces import DecodeParams, Drafter, Stop, Target, TargetSpec
+from spot_dlm.interfaces import MAX_NODES, DecodeParams, Drafter, Stop, Target, TargetSpec
 from spot_dlm.rules import ALLOWED, parse_rule
 from spot_dlm.targets import SHIPPED, load_target
 from spot_dlm.transition import Sampling
@@ -171,17 +171,19 @@ def parse_nodes(text: str) -> int | Literal["auto"]:
     """
     if text == "auto":
         return "auto"
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError(f"--nodes {text} must be 'auto' or a whole number of at least 1 (1 = standard decoding)")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_NODES or len(text) > 9:
+        raise ValueError(f"--nodes {text[:40]} must be 'auto' or a whole number from 1 (standard decoding) to {MAX_NODES}")
     return int(text)
 
 
 def check_strict(strict: int, nodes: str) -> None:
-    """Refuse a number of rows that the largest pass exceeds; 1 is off.
+    """Refuse a number of rows that the largest pass exceeds, or that no pass can have; 1 is off.
 
     Raises:
-        ValueError: naming both values.
+        ValueError: naming the values.
     """
+    if strict > 2 * MAX_NODES:
+        raise ValueError(f"--strict {strict} must be at most {2 * MAX_NODES}")
     if strict > 1 and nodes == "auto":
         raise ValueError(f"--strict {strict} needs a --nodes of so many rows or fewer, not auto")
     if nodes != "auto" and 1 < strict < int(nodes):

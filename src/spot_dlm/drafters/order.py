@@ -58,7 +58,8 @@ class Order:
         alike: dict[int, list[int]] = {}
         for i, (context, budget) in enumerate(zip(contexts, budgets, strict=True)):
             rule, count = context.rule, len(context.root.masked)
-            if rule.num_per_step > 1 or rule.schedule or rule.span or rule.select == "threshold" or (self._rules and rule not in self._rules):
+            several = rule.num_per_step > 1 or rule.schedule or rule.span or rule.select == "threshold"
+            if several or (self._rules and rule not in self._rules):
                 graphs[i] = stale_chain(context, budget, rule, coupled=True)
             elif budget < 2 or (count == 1 and not (context.crosses and budget > 2)):
                 graphs[i] = DraftGraph.root_only(context.root)

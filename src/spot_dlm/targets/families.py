@@ -29,6 +29,8 @@ class Family:
             inside each block.
         blocks: "grid": blocks count from absolute position 0; "generated": from the end of the prompt; "whole": all new tokens are one.
         needs_seed: a block's first token is the arg-max of the row before it, committed before the block's first step.
+        cuts_last_block: on a grid, the last block ends with the last new token.
+        hides_padding: a generated padding token is not seen from later blocks and takes no position there.
         rotary_float32: heads are turned in float32 whatever the number format.
         translate: raw config.json to the native configuration's fields.
         key_mapping: regular expressions and what they become in the names of tensors, in order.
@@ -46,6 +48,8 @@ class Family:
     shift: Literal["none", "global", "block"] = "none"
     blocks: Literal["grid", "generated", "whole"]
     needs_seed: bool = False
+    cuts_last_block: bool = False
+    hides_padding: bool = False
     rotary_float32: bool = False
     translate: Callable[[Mapping[str, Any]], Config] = keep
     key_mapping: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +102,7 @@ FAMILIES = (
     ),
     Family(
         name="stable_diffcoder", hosts={"StableDiffcoderForCausalLM": "Llama"}, mask_id=5,
-        attention="block_causal", blocks="grid", block_length=4,
+        attention="block_causal", blocks="grid", block_length=4, cuts_last_block=True,
     ),
     Family(
         name="fast_dllm_v2", hosts={"Fast_dLLM_QwenForCausalLM": "Qwen2"}, mask_tokens=("|<MASK>|",), mask_id=151665, stop_ids=(151645,),
@@ -106,7 +110,7 @@ FAMILIES = (
     ),
     Family(
         name="bd3lm", hosts=_A2D, named="bd3lm", mask_tokens=("<|mask|>",), stop_ids=(151645,),
-        attention="block_causal", blocks="generated", block_length=32,
+        attention="block_causal", blocks="generated", block_length=32, hides_padding=True,
     ),
     Family(
         name="a2d", hosts=_A2D, mask_tokens=("<|mask|>",), stop_ids=(151645,), attention="full", blocks="generated", block_length=32,

@@ -56,7 +56,8 @@ def _to_device(batch: Packed, device: torch.device) -> tuple[Tensor, Tensor, Ten
 def _decoded(weights: Weights, kernels: Kernels, batch: Packed, attentions: list[Attention]) -> list[Attention]:
     """Return the attentions of the last layer, where kept segments need none."""
     pairs = zip(batch.groups, attentions, strict=True)
-    return [Attention(weights, kernels, g, g.decoded, batch.rows) if g.kept else a for g, a in pairs if g.decoded]
+    needed = [(g, a) for g, a in pairs if g.decoded or g.also_decoded]
+    return [Attention(weights, kernels, g, g.decoded, batch.rows) if g.kept and not g.also_decoded else a for g, a in needed]
 
 
 def _empty(weights: Weights, batch: Packed) -> Kept:

@@ -17,8 +17,11 @@ from spot_dlm.state import MASKED
 from spot_dlm.targets.block_causal import BlockCausalTarget
 from spot_dlm.targets.checkpoints import SHIPPED, fingerprint, load_host, locate, read_json
 from spot_dlm.targets.families import Family, find_family
+from spot_dlm.targets.full_attention import FullAttentionTarget
 from spot_dlm.targets.text import TextCodec
 from spot_dlm.targets.weights import Weights, read_weights
+
+LoadedTarget = BlockCausalTarget | FullAttentionTarget
 
 
 def load_target(
@@ -30,9 +33,11 @@ def load_target(
     block_length: int | None = None,
     mask_token_id: int | None = None,
     stop_ids: Iterable[int] | None = None,
+    pad_token_id: int | None = None,
+    right_shift: bool = False,
     use_template: bool = True,
     padded_rows: int = 1,
-) -> BlockCausalTarget:
+) -> LoadedTarget:
     """Load a target.
 
     Args:
@@ -43,8 +48,10 @@ def load_target(
         block_length: overrides the checkpoint's.
         mask_token_id: overrides the checkpoint's.
         stop_ids: overrides the checkpoint's end tokens.
+        pad_token_id: overrides the checkpoint's; of use to bd3lm only, where later blocks do not see it.
+        right_shift: logits of an A2D checkpoint predict the next position (dllm's right_shift_logits).
         use_template: wrap text prompts in the checkpoint's chat template.
-        padded_rows: see BlockCausalTarget (strict mode).
+        padded_rows: see Adapter (strict mode).
 
     Raises:
         ValueError: saying what is wrong with the checkpoint and what to do.
@@ -78,20 +85,33 @@ def load_target(
         dtype=str(number).removeprefix("torch."),
         num_parameters=sum(p.numel() for p in host.parameters()),
         fingerprint=fingerprint(folder),
-        crosses=True,
+        crosses=row.attention == "block_causal" and row.shift == "none" and not right_shift,
+        blocks=row.blocks,
+        cuts_last_block=row.cuts_last_block,
+        fills_prompt=row.attention == "full",
+        seeds=row.needs_seed,
+        invisible_id=_pad_token_id(config, pad_token_id) if row.hides_padding else None,
     )
-    target = _build(row, read_weights(host, row.rotary_float32), spec, codec, padded_rows)
+    if right_shift and row.name not in ("a2d", "bd3lm"):
+        raise ValueError(f"{model}: right_shift is for A2D checkpoints; family {row.name} has shift {row.shift!r}")
+    target = _build(row, read_weights(host, row.rotary_float32), spec, codec, padded_rows, right_shift)
     start = target.prefill(np.zeros(length, dtype=np.int64), length)
     target.evaluate(start, np.full((1, length), MASKED))  # loads compiled code and libraries, which no decoding should pay for
     return target
 
 
-def _build(family: Family, weights: Weights, spec: TargetSpec, codec: TextCodec | None, padded_rows: int) -> BlockCausalTarget:
+def _build(
+    family: Family, weights: Weights, spec: TargetSpec, codec: TextCodec | None, padded_rows: int, right_shift: bool
+) -> LoadedTarget:
     """Return the adapter for a family's contract."""
-    if (family.attention, family.shift, family.blocks) != ("block_causal", "none", "grid"):
-        contract = f"{family.attention.replace('_', '-')} attention, shift {family.shift!r}, blocks {family.blocks!r}"
-        raise ValueError(f"{spec.name}: family {family.name} ({contract}) is not wired yet")
-    return BlockCausalTarget(weights, spec, codec, padded_rows)
+    if family.attention == "full":
+        return FullAttentionTarget(weights, spec, codec, padded_rows, shifted=right_shift or family.shift == "global")
+    return BlockCausalTarget(weights, spec, codec, padded_rows, "prefix" if right_shift else "block" if family.shift == "block" else "none")
+
+
+def _pad_token_id(config: dict[str, Any], given: int | None) -> int | None:
+    stated = config.get("pad_token_id") if given is None else given
+    return None if stated is None else int(stated)
 
 
 def _mask_token_id(config: dict[str, Any], codec: TextCodec | None, family: Family, model: str) -> int:

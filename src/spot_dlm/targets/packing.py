@@ -34,6 +34,7 @@ class Group:
         kept: number of segments whose keys and values the pass returns.
         context: packed token at which the context segments begin, one for each segment; None: no context.
         visible: which tokens of a segment see which (True = sees); None: all see all.
+        also_decoded: whether hidden states of kept segments are wanted too.
     """
 
     cache: PrefixCache
@@ -43,10 +44,11 @@ class Group:
     kept: int = 0
     context: int | None = None
     visible: Bool[Tensor, "L L"] | None = None
+    also_decoded: bool = False
 
     @property
     def decoded(self) -> int:
-        """Number of segments whose hidden states are wanted."""
+        """Number of segments that are not only for their keys and values."""
         return self.count - self.kept
 
 
@@ -70,8 +72,11 @@ class Packed:
         return Packed(ids, positions, rows, self.groups, self.rows)
 
 
-def pack(pieces: Sequence[Piece], mask_token_id: int, rows: int = 1) -> Packed:
-    """Lay out the segments of all pieces; wanted are the masked positions of every canvas, in order (of a complete one: all of M)."""
+def pack(pieces: Sequence[Piece], mask_token_id: int, rows: int = 1, shifted: bool = False) -> Packed:
+    """Lay out the segments of all pieces; wanted are the masked positions of every canvas, in order (of a complete one: all of M).
+
+    `shifted` wants the positions before them, of a block's first position itself.
+    """
     ids, positions, wanted, groups, start = [], [], [], [], 0
     for cache, canvases in pieces:
         length = canvases.shape[1]
@@ -82,7 +87,7 @@ def pack(pieces: Sequence[Piece], mask_token_id: int, rows: int = 1) -> Packed:
         if pairs:
             ids.append(np.full(pairs * length, mask_token_id))
             positions.append(np.tile(cache.length + length + steps, pairs))
-        tokens = start + layout.decoded_by[:, None] * length + steps
+        tokens = start + layout.decoded_by[:, None] * length + (np.maximum(steps - 1, 0) if shifted else steps)
         wanted.append(tokens[layout.masked])
         groups.append(Group(cache, start, first, length, kept=pairs))
         if pairs:

@@ -21,12 +21,14 @@ def aligned(count: int) -> int:
 class PrefixCache:
     """One growing buffer [layers, 2 (keys, values), heads, capacity, head size], of which `length` tokens are valid, zeros after them.
 
-    `scratch` holds, by the bytes of the canvas, the keys and values of the complete canvases of the last evaluation.
+    `following` are the logits of the next position as the last row predicts them, where a target asks for that; `scratch` holds, by
+    the bytes of the canvas, the keys and values of the complete canvases of the last evaluation.
     """
 
     block_length: int
     length: int = 0
     buffer: Float[Tensor, "Y 2 Hkv C D"] | None = None
+    following: Float[Tensor, " V"] | None = None
     scratch: dict[bytes, Float[Tensor, "Y 2 Hkv L D"]] = field(default_factory=dict)
 
     def padded(self, layer: int, kind: int) -> Float[Tensor, "Hkv P D"]:

@@ -1,0 +1,91 @@
+"""What all adapters of Llama-like hosts share: text in and out, sizes, and the way from hidden states to logits.
+
+Knows nothing of attention and caches.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spot_dlm.interfaces import TargetSpec
+from spot_dlm.targets.products import least_rows, linear
+from spot_dlm.targets.text import TextCodec
+from spot_dlm.targets.weights import Weights
+
+PASS_TOKENS = 4096
+"""Tokens of one pass; evaluations and prompts beyond it run in chunks."""
+MAX_SCORES = 2**26
+"""Query-key pairs times heads of one pass."""
+_HEAD_BYTES = 2**28
+
+
+class Adapter:
+    """A host with its special ids and its tokenizer.
+
+    Args:
+        weights: the host's weights (`read_weights`).
+        spec: sizes and special ids.
+        codec: text in and out; None for a checkpoint without tokenizer (token ids only).
+        padded_rows: evaluate every pass at this many rows at least (a complete canvas counts two), so that standard and speculative
+            decoding run the same kernels on devices whose rounding depends on the shape (strict mode, method.md section 9d).
+    """
+
+    def __init__(self, weights: Weights, spec: TargetSpec, codec: TextCodec | None, padded_rows: int = 1) -> None:
+        self._weights, self._spec, self._codec, self._padded_rows = weights, spec, codec, padded_rows
+        defined = set(range(spec.vocab_size)) if codec is None else codec.defined_ids
+        excluded = sorted({spec.mask_token_id} | (set(range(spec.vocab_size)) - defined))
+        self._excluded = torch.tensor(excluded, device=spec.device)
+
+    @property
+    def spec(self) -> TargetSpec:
+        """Sizes and special ids."""
+        return self._spec
+
+    def encode(self, text: str) -> list[int]:
+        """Return the prompt ids of user text (see TextCodec).
+
+        Raises:
+            ValueError: if the text is empty or the checkpoint has no tokenizer.
+        """
+        if self._codec is None:
+            raise ValueError(f"{self._spec.name} has no tokenizer files; give token ids or add tokenizer.json")
+        return self._codec.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids; empty for a checkpoint without tokenizer."""
+        return "" if self._codec is None else self._codec.decode(token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        """Return the literal text of one id, special or not; empty where the tokenizer has none."""
+        return "" if self._codec is None else self._codec.token_text(token_id)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Layers, hidden and feed-forward size, query and key/value heads of the host."""
+        weights = self._weights
+        return {
+            "layers": len(weights.layers),
+            "hidden": weights.embedding.shape[1],
+            "intermediate": weights.intermediate,
+            "heads": weights.heads,
+            "kv_heads": weights.kv_heads,
+        }
+
+    def _project(self, hidden: Float[Tensor, "R E"], packed: Float[Tensor, "m V"]) -> None:
+        """Write the logits of the first m hidden states, in equal parts of a bounded number of bytes."""
+        parts = -(-len(hidden) // max(2 * least_rows(hidden.device), _HEAD_BYTES // (4 * self._spec.vocab_size)))
+        row = 0
+        for part in hidden.tensor_split(parts):
+            target = packed[row : row + len(part)]
+            target.copy_(linear(part, self._weights.head)[: len(target)])
+            row += len(part)
+
+    def _least_tokens(self, rows: int, length: int) -> int:
+        return max(least_rows(self._spec.device), rows * length if rows > 1 else 1)
+
+    def _wait(self) -> None:
+        """Wait for an accelerator's queue, so that the seconds of a pass are counted as the target's."""
+        if self._spec.device.type == "cuda":
+            torch.cuda.synchronize(self._spec.device)
