@@ -170,7 +170,8 @@ class Decoding:
         """Return where a block's canvas begins: with its span, or with the first position before it that is still masked."""
         if block not in self._starts:
             start, _ = self.layout.span(block)
-            left = np.flatnonzero(self._tokens[:start] == MASKED) if self.target.spec.fills_prompt else []
+            holes = self._tokens[:start] == MASKED if self.target.spec.fills_prompt else np.zeros(0, dtype=np.bool_)
+            left = np.flatnonzero(holes)
             self._starts[block] = int(left[0]) if len(left) else start
         return self._starts[block]
 
