@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from spot_dlm.decode import decode_steps, generate, stream
     from spot_dlm.drafters import Chain, LeftToRight, Root, build_drafter
     from spot_dlm.interfaces import DecodeParams, Drafter, Target
+    from spot_dlm.presets import official
     from spot_dlm.sequence import Finished, Pass, Result
     from spot_dlm.targets import load_target
     from spot_dlm.transition import Sampling, UnmaskRule
@@ -27,6 +28,7 @@ _HOMES = {
     "decode": ("decode_steps", "generate", "stream"),
     "drafters": ("Chain", "LeftToRight", "Root", "build_drafter"),
     "interfaces": ("DecodeParams", "Drafter", "Target"),
+    "presets": ("official",),
     "sequence": ("Finished", "Pass", "Result"),
     "targets": ("load_target",),
     "transition": ("Sampling", "UnmaskRule"),
@@ -51,6 +53,7 @@ __all__ = [
     "decode_steps",
     "generate",
     "load_target",
+    "official",
     "stream",
 ]
 

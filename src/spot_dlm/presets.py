@@ -2,14 +2,14 @@
 
 What differs all the same is listed in docs/families.md ("Deviations"). Knows nothing of targets.
 
-Example: `llada(spec, gen_length=128, block_length=32, steps=128)`.
+Example: `official("llada", gen_length=128, block_length=32, steps=128)`.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from spot_dlm.confidence import Confidence
-from spot_dlm.interfaces import DecodeParams, Stop, TargetSpec
+from spot_dlm.interfaces import DecodeParams, Stop
 from spot_dlm.schedule import Schedule
 from spot_dlm.transition import Sampling, Select, UnmaskRule
 
@@ -19,7 +19,6 @@ _UNUSED = {"mask_id", "eos_id", "pad_id", "stop_token", "stopping_criteria_idx",
 
 
 def llada(
-    spec: TargetSpec,
     *,
     gen_length: int = 128,
     block_length: int = 128,
@@ -51,13 +50,12 @@ def llada(
     return DecodeParams(rule, Sampling(float(temperature)), gen_length, block_length=block_length, stop="never")
 
 
-def mdlm(spec: TargetSpec, *, max_new_tokens: int = 128, block_size: int = 32, steps: int = 128, temperature: Real = 0.0) -> DecodeParams:
+def mdlm(*, max_new_tokens: int = 128, block_size: int = 32, steps: int = 128, temperature: Real = 0.0) -> DecodeParams:
     """dllm, MDLMSampler (core/samplers/mdlm.py)."""
     return _dllm(max_new_tokens, block_size, steps, temperature, "never")
 
 
 def bd3lm(
-    spec: TargetSpec,
     *,
     max_new_tokens: int = 128,
     block_size: int = 32,
@@ -77,7 +75,6 @@ def _dllm(max_new_tokens: int, block_size: int, steps: int, temperature: Real, s
 
 
 def dream(
-    spec: TargetSpec,
     *,
     max_new_tokens: int = 512,
     steps: int = 512,
@@ -104,7 +101,6 @@ def dream(
 
 
 def sdar(
-    spec: TargetSpec,
     *,
     gen_length: int = 128,
     block_length: int = 8,
@@ -133,7 +129,6 @@ def sdar(
 
 
 def llada2(
-    spec: TargetSpec,
     *,
     gen_length: int = 2048,
     block_length: int = 32,
@@ -159,7 +154,6 @@ def llada2(
 
 
 def fast_dllm_v2(
-    spec: TargetSpec,
     *,
     max_new_tokens: int = 128,
     block_size: int = 32,
@@ -185,7 +179,7 @@ SAMPLERS: dict[str, Callable[..., DecodeParams]] = {
 }  # fmt: skip
 
 
-def official(sampler: str, spec: TargetSpec, **arguments: Any) -> DecodeParams:
+def official(sampler: str, **arguments: Any) -> DecodeParams:
     """Return the parameters for a sampler's own arguments; those that say which ids are special are the target's (`load_target`).
 
     Raises:
@@ -195,7 +189,7 @@ def official(sampler: str, spec: TargetSpec, **arguments: Any) -> DecodeParams:
         raise ValueError(f"sampler={sampler!r} is unknown; choose one of {', '.join(SAMPLERS)}")
     given = {name: value for name, value in arguments.items() if name not in _UNUSED}
     try:
-        return SAMPLERS[sampler](spec, **given)
+        return SAMPLERS[sampler](**given)
     except TypeError as error:
         raise ValueError(f"sampler {sampler}: {str(error).rpartition('() ')[2]}") from error
 

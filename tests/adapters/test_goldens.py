@@ -53,14 +53,14 @@ def target_of(folder: str, case: dict[str, Any]) -> LoadedTarget:
     return load(folder, bd3lm, bool(settings.get("right_shift_logits")), settings.get("pad_id") if bd3lm else None, known)
 
 
-def params_of(case: dict[str, Any], target: LoadedTarget, num_prompt: int) -> DecodeParams:
+def params_of(case: dict[str, Any], num_prompt: int) -> DecodeParams:
     arguments = dict(case["settings"])
     if case["sampler"] in ("gsai", "fastdllm_v1"):
         arguments["eos_eot_ids"] = (317, 316)
     if case["sampler"] == "fastdllm_v2":  # so many blocks, the one with the prompt's tail among them
         size = arguments["block_size"]
         arguments["max_new_tokens"] = (num_prompt // size + arguments["max_new_tokens"] // size) * size - num_prompt
-    return presets.official(SAMPLERS.get(case["sampler"], case["sampler"]), target.spec, **arguments)
+    return presets.official(SAMPLERS.get(case["sampler"], case["sampler"]), **arguments)
 
 
 def official_steps(case: dict[str, Any], ahead: int) -> list[dict[int, int]]:
@@ -86,7 +86,7 @@ def test_decoding_follows_the_official_decoder(folder: str, case: dict[str, Any]
     prompt, hidden = case["prompt"], (case.get("attention_mask") or [1]).count(0)
     ahead = hidden if case["sampler"] != "bd3lm" else -(-len(prompt) % case["settings"]["block_size"])
     target = target_of(folder, case)
-    params = params_of(case, target, len(prompt) - hidden)
+    params = params_of(case, len(prompt) - hidden)
     with unchecked():
         result = generate(target, prompt[hidden:], Root(), params)
         expected = official_steps(case, ahead if hidden else -ahead)
@@ -123,7 +123,7 @@ def test_no_drafter_changes_a_token(family: str, temperature: float) -> None:
     folder = str(Path(__file__).parents[1] / "golden" / ("a2d" if family == "bd3lm" else family))
     name = "bd3lm" if family == "bd3lm" else None
     target = load_target(folder, family=name, device="cpu", mask_token_id=MASK_ID, stop_ids=(), pad_token_id=316, block_length=32)
-    params = presets.official(sampler, target.spec, temperature=temperature, **arguments)
+    params = presets.official(sampler, temperature=temperature, **arguments)
     prompts = [[7, 9, 300, 12, 44][:size] for size in (1, 4, 5)]
     with unchecked():
         standard = [generate(target, p, Root(), replace(params, nodes=1, sequence=i)) for i, p in enumerate(prompts)]
