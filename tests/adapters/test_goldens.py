@@ -97,10 +97,9 @@ def test_decoding_follows_the_official_decoder(folder: str, case: dict[str, Any]
             official, ours = official[:tied], ours[:tied]
         assert ours == official
         assert result.counts.nfe + result.counts.idle == len(expected)
-        for drafter in (Chain(), LeftToRight()):
-            for nodes in (2, 6):
-                drafted = generate(target, prompt[hidden:], drafter, DecodeParams(**{**vars(params), "nodes": nodes}))
-                assert trajectory(drafted) == trajectory(result), (drafter, nodes)
+        for drafter, nodes in ((Chain(), 6), (LeftToRight(), 3)):
+            drafted = generate(target, prompt[hidden:], drafter, replace(params, nodes=nodes))
+            assert trajectory(drafted) == trajectory(result), drafter
 
 
 OF_EACH = {

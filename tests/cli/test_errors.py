@@ -18,11 +18,11 @@ from spot_dlm.interfaces import DecodeParams
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["generate", "a", "--nodes", "0"], "--nodes 0 must be 'auto' or a whole number of at least 1"),
+        (["generate", "a", "--nodes", "0"], "--nodes 0 must be 'auto' or a whole number from 1"),
         (["generate", "a", "--nodes", "many"], "--nodes many must be 'auto'"),
         (["generate", "a", "--nodes", "-1"], "--nodes -1 must be 'auto'"),
         (["generate", "a", "--nodes", "2.5"], "--nodes 2.5 must be 'auto'"),
-        (["generate", "a", "--batch", "0"], "--batch 0 must be 'auto' or a whole number of at least 1"),
+        (["generate", "a", "--batch", "0"], "--batch 0 must be 'auto' or a whole number from 1"),
         (["generate", "a", "--batch", "all"], "--batch all must be 'auto'"),
         (["generate", "a", "--batch", "-2"], "--batch -2 must be 'auto'"),
         (["generate", "a", "--batch", "1e1"], "--batch 1e1 must be 'auto'"),
@@ -33,7 +33,7 @@ from spot_dlm.interfaces import DecodeParams
         (["generate", "a", "--top-k", "-1"], "top_k=-1"),
         (["generate", "a", "--max-new-tokens", "0"], "max_new_tokens=0"),
         (["generate", "a", "--block-length", "0"], "block_length=0"),
-        (["generate", "a", "--stop", "never"], "block, prefix"),
+        (["generate", "a", "--stop", "later"], "block, prefix, never"),
         (["generate", "a", "--drafter", "magic"], "root, chain"),
         (["generate", "a", "--rule", "fast"], "allowed"),
         (["generate", "a", "-n", "0"], "-n 0"),

@@ -96,9 +96,9 @@ def test_power_the_rules_have_different_laws(sampled):
                 assert p_value(sampled[f"{case}/standard"], law_of(other)) < ALPHA
 
 
-def select_with_reversed_ties(candidates, rule):
+def select_with_reversed_ties(candidates, rule, count):
     order = np.argsort(-candidates.rank[::-1], kind="stable")
-    return (len(order) - 1 - order)[: rule.num_per_step]
+    return (len(order) - 1 - order)[:count]
 
 
 def last_argmax(values):
