@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from spot_dlm.presets import SAMPLERS, official
+from spot_dlm.presets import SAMPLERS, official, parse_sampler
 from spot_dlm.schedule import Schedule
 
 
@@ -38,3 +38,13 @@ def test_arguments_of_the_authors() -> None:
 def test_what_is_not_offered(sampler: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         official(sampler, **arguments)
+
+
+def test_samplers_as_text() -> None:
+    assert parse_sampler("llada,steps=32,gen_length=64,block_length=16") == official("llada", steps=32, gen_length=64, block_length=16)
+    found = parse_sampler("dream,alg=entropy", temperature=0.5, max_new_tokens=40, top_p=0.9)
+    assert (found.max_new_tokens, found.sampling.temperature, found.sampling.top_p) == (40, 0.5, 0.9)
+    assert parse_sampler("llada", max_new_tokens=128, top_p=0.9) == official("llada")  # LLaDA has no filters
+    for text, message in (("llada,steps", "'steps' must be argument=value"), ("llada,x=1", "x"), ("", "sampler='' is unknown")):
+        with pytest.raises(ValueError, match=message):
+            parse_sampler(text)

@@ -6,6 +6,7 @@ Example: `official("llada", gen_length=128, block_length=32, steps=128)`.
 """
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from spot_dlm.confidence import Confidence
@@ -192,6 +193,40 @@ def official(sampler: str, **arguments: Any) -> DecodeParams:
         return SAMPLERS[sampler](**given)
     except TypeError as error:
         raise ValueError(f"sampler {sampler}: {str(error).rpartition('() ')[2]}") from error
+
+
+def parse_sampler(text: str, **common: Any) -> DecodeParams:
+    """Return the parameters of "NAME[,argument=value...]", as the command line writes it.
+
+    Args:
+        text: a sampler and its own arguments, as in "llada,steps=64,block_length=32".
+        common: temperature, top_p, top_k and max_new_tokens, where the text does not say them and the sampler knows them.
+
+    Raises:
+        ValueError: for an unknown sampler or argument, naming it.
+    """
+    name, *pairs = (part.strip() for part in text.split(","))
+    arguments: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals:
+            raise ValueError(f"sampler={text!r}: {pair!r} must be argument=value")
+        arguments[key] = _value(value)
+    known = signature(SAMPLERS[name]).parameters if name in SAMPLERS else {}
+    for key, value in common.items():
+        own = "gen_length" if key == "max_new_tokens" and "gen_length" in known else key
+        if own in known:
+            arguments.setdefault(own, value)
+    return official(name, **arguments)
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
 def _require(name: str, value: object, allowed: object) -> None:

@@ -42,7 +42,7 @@ class Schedule:
 
     def counts(self, masked: int, length: int) -> tuple[int, ...]:
         """Return the positions of every step that commits any, for a block of `length` that begins with `masked` masks."""
-        return tuple(n for n in _counts(self, masked, length) if n)
+        return _made(self, masked, length)
 
     def idle(self, masked: int, length: int) -> int:
         """Return the official loop's steps that commit nothing."""
@@ -50,6 +50,11 @@ class Schedule:
 
 
 _EPS = 1e-3  # Dream's last timestep
+
+
+@lru_cache(maxsize=4096)
+def _made(schedule: Schedule, masked: int, length: int) -> tuple[int, ...]:
+    return tuple(n for n in _counts(schedule, masked, length) if n)
 
 
 @lru_cache(maxsize=4096)

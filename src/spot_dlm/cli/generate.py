@@ -54,6 +54,7 @@ def generate(
     seed: o.Seed = 0,
     max_new_tokens: o.MaxNewTokens = o.MAX_NEW_TOKENS,
     rule: o.Rule = o.DEFAULT_RULE,
+    sampler: o.Sampler = None,
     block_length: o.BlockLength = None,
     stop: o.StopAt = "block",
     dtype: o.Dtype = None,
@@ -73,8 +74,8 @@ def generate(
     With --prompts, results are JSON lines on stdout, or in the file of --out, written as they finish. The same command with the
     same --out continues after an interruption: finished prompts are skipped, a half-written last line is removed.
 
-    Up to --batch decodes share each pass; results are written as they finish. A prompt that cannot be decoded does not stop the
-    others: it is named on stderr, and the exit code is 2.
+    Up to --batch decodes share each pass; results are written as they finish. All prompts are checked before the first one is decoded;
+    one that fails later does not stop the others: it is named on stderr, and the exit code is 2.
 
     Every sample has noise of its own: its key is the prompt's number in the file (from 0) times 2^32 plus the sample's number.
 
@@ -88,7 +89,7 @@ def generate(
     """
     params = o.decode_params(
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, rule=rule, max_new_tokens=max_new_tokens, nodes=nodes,
-        block_length=block_length, stop=stop,
+        block_length=block_length, stop=stop, sampler=sampler,
     )  # fmt: skip
     if samples < 1:
         raise ValueError(f"-n {samples} must be at least 1")

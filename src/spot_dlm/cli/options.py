@@ -4,7 +4,7 @@ Knows nothing of what the commands do. Example: `target = open_target("shipped",
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -15,6 +15,7 @@ from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters import AUTO, CALIBRATED, DRAFTERS, Calibrated, Order, build_drafter, is_foreign
 from spot_dlm.growth import is_compiled
 from spot_dlm.interfaces import MAX_NODES, DecodeParams, Drafter, Stop, Target, TargetSpec
+from spot_dlm.presets import SAMPLERS, parse_sampler
 from spot_dlm.rules import ALLOWED, parse_rule
 from spot_dlm.targets import SHIPPED, load_target
 from spot_dlm.transition import Sampling
@@ -47,6 +48,15 @@ Nodes = Annotated[str, typer.Option("--nodes", metavar="N|auto", help=_NODES_HEL
 NodesList = Annotated[list[str], typer.Option("--nodes", metavar="N|auto", help=f"{_NODES_HELP} Repeatable.")]
 Rule = Annotated[str, typer.Option("--rule", help=_RULE_HELP)]
 Rules = Annotated[list[str], typer.Option("--rule", help=f"{_RULE_HELP} Repeatable.")]
+Sampler = Annotated[
+    str | None,
+    typer.Option(
+        "--sampler",
+        metavar="NAME[,ARG=VALUE...]",
+        help=f"An official sampler ({' | '.join(SAMPLERS)}) by its own arguments, as in llada,steps=64,block_length=32; instead of --rule, "
+        "--block-length and --stop.",
+    ),
+]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 = the most probable token.")]
 Temperatures = Annotated[list[float], typer.Option("--temperature", help="0 = the most probable token. Repeatable.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Nucleus filter; 1 = off.")]
@@ -201,6 +211,7 @@ def decode_params(
     nodes: str = DEFAULT_NODES,
     block_length: int | None = None,
     stop: str = "block",
+    sampler: str | None = None,
 ) -> DecodeParams:
     """Validate the decoding options.
 
@@ -209,6 +220,13 @@ def decode_params(
     """
     if stop not in get_args(Stop):
         raise ValueError(f"--stop {stop} is unknown; choose one of {', '.join(get_args(Stop))}")
+    if sampler is not None:
+        for option, value, default in (("--rule", rule, DEFAULT_RULE), ("--block-length", block_length, None), ("--stop", stop, "block")):
+            if value != default:
+                raise ValueError(f"--sampler says what {option} {value} would: give one of them")
+        common = {"temperature": temperature, "max_new_tokens": max_new_tokens} | ({"top_p": top_p} if top_p != 1 else {})
+        chosen = parse_sampler(sampler, **common | ({"top_k": top_k} if top_k else {}))
+        return replace(chosen, sampling=replace(chosen.sampling, seed=seed), nodes=parse_nodes(nodes))
     checked: Stop = stop  # type: ignore[assignment]  # one of them, as just checked
     return DecodeParams(
         rule=parse_rule(rule),

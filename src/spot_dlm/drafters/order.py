@@ -7,7 +7,7 @@ Example: `build_drafter("order")` with the shipped weights, or `Order(load_order
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from spot_dlm.draft_graph import DraftGraph
@@ -19,7 +19,8 @@ from spot_dlm.interfaces import DraftContext
 from spot_dlm.live import read_live
 from spot_dlm.order_inference import FastScorer
 from spot_dlm.rules import parse_rule
-from spot_dlm.transition import UnmaskRule
+from spot_dlm.state import BlockState
+from spot_dlm.transition import Sampling, UnmaskRule
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,7 @@ class Order:
         alike: dict[int, list[int]] = {}
         for i, (context, budget) in enumerate(zip(contexts, budgets, strict=True)):
             rule, count = context.rule, len(context.root.masked)
-            several = rule.num_per_step > 1 or rule.schedule or rule.span or rule.select == "threshold"
-            if several or (self._rules and rule not in self._rules):
+            if _commits_several(rule, context.root) or (self._rules and _plain(rule, context.sampling) not in self._rules):
                 graphs[i] = stale_chain(context, budget, rule, coupled=True)
             elif budget < 2 or (count == 1 and not (context.crosses and budget > 2)):
                 graphs[i] = DraftGraph.root_only(context.root)
@@ -82,3 +82,16 @@ class Order:
             grow(context.root, each, budget, context.crosses, context.stop_ids)
             for context, each, budget in zip(contexts, scores, budgets, strict=True)
         ]
+
+
+def _plain(rule: UnmaskRule, sampling: Sampling) -> UnmaskRule:
+    """Return the rule without what changes nothing, or little, where one position is committed per step."""
+    alike = sampling.temperature in (0, 1) and not sampling.top_k and sampling.top_p == 1  # raw, tempered and filtered are the same
+    return replace(rule, source="raw" if alike else rule.source, schedule=None, late_ids=(), suppressed_ids=())
+
+
+def _commits_several(rule: UnmaskRule, root: BlockState) -> bool:
+    """Whether a step before the block's last one may commit more than one position, or only some of the masked ones can be next."""
+    if rule.num_per_step > 1 or rule.span or rule.select == "threshold":
+        return True
+    return any(rule.count(root, ahead) > 1 for ahead in range(len(root.masked) - 2))
