@@ -8,7 +8,7 @@ Example: `build_drafter("order")` with the shipped weights, or `Order(load_order
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.drafter_files import OrderModelFile
@@ -18,7 +18,7 @@ from spot_dlm.growth import grow
 from spot_dlm.interfaces import DraftContext
 from spot_dlm.live import read_live
 from spot_dlm.order_inference import FastScorer
-from spot_dlm.rules import parse_rule
+from spot_dlm.rules import describe, parse_rule
 from spot_dlm.state import BlockState
 from spot_dlm.transition import Sampling, UnmaskRule
 
@@ -84,10 +84,12 @@ class Order:
         ]
 
 
+@lru_cache
 def _plain(rule: UnmaskRule, sampling: Sampling) -> UnmaskRule:
     """Return the rule without what changes nothing, or little, where one position is committed per step."""
     alike = sampling.temperature in (0, 1) and not sampling.top_k and sampling.top_p == 1  # raw, tempered and filtered are the same
-    return replace(rule, source="raw" if alike else rule.source, schedule=None, late_ids=(), suppressed_ids=())
+    plain = replace(rule, source="raw" if alike else rule.source, schedule=None, late_ids=(), suppressed_ids=())
+    return parse_rule(describe(plain))  # which leaves out fields without effect
 
 
 def _commits_several(rule: UnmaskRule, root: BlockState) -> bool:
