@@ -45,6 +45,8 @@ class TargetSpec:
     """Whether blocks count from position 0, from the end of the prompt, or everything new is one block (`layout`)."""
     cuts_last_block: bool = False
     """On a grid: whether the last block ends with the last new token, rather than be filled up."""
+    whole_canvas: bool = False
+    """Whether passes see the masks of all blocks to come (`WholeCanvasTarget`)."""
     fills_prompt: bool = False
     """Whether mask tokens in a prompt of ids are holes to fill, as official decoders of whole canvases have it."""
     seeds: bool = False

@@ -157,7 +157,7 @@ class Decoding:
         """Prefill the prompt's whole blocks and begin the first block."""
         first = self._start_of(self.layout.index)
         clock = perf_counter()
-        if hasattr(self.target, "open_canvas"):
+        if self.target.spec.whole_canvas:
             whole = cast(WholeCanvasTarget, self.target)
             self.prefix: Prefix = whole.open_canvas(self._tokens[:first], self.layout.end)
         else:

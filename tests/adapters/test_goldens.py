@@ -16,6 +16,7 @@ from toy import trajectory, unchecked
 
 from spot_dlm import presets
 from spot_dlm.batch import Request, decode_batch
+from spot_dlm.bench.memo import MemoTarget
 from spot_dlm.decode import generate
 from spot_dlm.drafters import Chain, LeftToRight, Root
 from spot_dlm.interfaces import DecodeParams
@@ -130,6 +131,8 @@ def test_no_drafter_changes_a_token(family: str, temperature: float) -> None:
             for i, prompt in enumerate(prompts):
                 found = generate(target, prompt, drafter, replace(params, nodes=5, sequence=i))
                 assert trajectory(found) == trajectory(standard[i]), (drafter, prompt)
+            memo = MemoTarget(target)
+            assert trajectory(generate(memo, prompts[2], drafter, replace(params, nodes=4, sequence=2))) == trajectory(standard[2])
             requests = [Request(i, p, replace(params, nodes=3, sequence=i)) for i, p in enumerate(prompts)]
             for number, event in decode_batch(target, requests, drafter):
                 assert isinstance(event, Finished | BlockStarted | BlockFinished | Pass), event

@@ -9,13 +9,14 @@ Example: `memo = MemoTarget(target); generate(memo, prompt, Root()); generate(me
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from spot_dlm.interfaces import MaskedLogits, Prefix, Target, TargetSpec
+from spot_dlm.interfaces import MaskedLogits, Prefix, SeededTarget, Target, TargetSpec, WholeCanvasTarget
 from spot_dlm.state import MASKED
 
 
@@ -50,6 +51,7 @@ class MemoPrefix:
 
     prefilled: Int64[np.ndarray, " P"]
     block_length: int
+    end: int | None = None
     committed: list[Int64[np.ndarray, " L"]] = field(default_factory=list)
     own: Prefix | None = None
     num_own: int = 0
@@ -58,12 +60,12 @@ class MemoPrefix:
     @property
     def length(self) -> int:
         """Number of tokens in complete blocks."""
-        return len(self.prefilled) + self.block_length * len(self.committed)
+        return len(self.prefilled) + sum(map(len, self.committed))
 
     @property
-    def key(self) -> tuple[int, bytes, bytes]:
+    def key(self) -> tuple[int, int | None, bytes, bytes]:
         """What decides the logits of a canvas after this prefix."""
-        return self.block_length, self.prefilled.tobytes(), b"".join(block.tobytes() for block in self.committed)
+        return self.block_length, self.end, self.prefilled.tobytes(), b"".join(block.tobytes() for block in self.committed)
 
 
 class MemoTarget:
@@ -95,6 +97,14 @@ class MemoTarget:
         """Note the prompt's complete blocks; the real target sees them when a row needs it."""
         return MemoPrefix(token_ids.copy(), block_length)
 
+    def open_canvas(self, token_ids: Int64[np.ndarray, " P"], end: int) -> MemoPrefix:
+        """Note where a canvas begins and ends."""
+        return MemoPrefix(token_ids.copy(), self.spec.block_length, end)
+
+    def seed(self, prefix: Prefix) -> int:
+        """Return the real target's seed."""
+        return cast(SeededTarget, self._target).seed(self._own(_noted(prefix)))
+
     def commit(self, prefix: Prefix, token_ids: Int64[np.ndarray, " L"]) -> int:
         """Note a complete block; no pass is counted if the last one held it as a complete canvas, whether it was looked up or not."""
         noted = _noted(prefix)
@@ -123,13 +133,20 @@ class MemoTarget:
         return RowsOnDemand(np.where(masked == 0, canvases.shape[1], masked).tolist(), rows)
 
     def _evaluate(self, noted: MemoPrefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
-        if noted.own is None:
+        own = self._own(noted)
+        self.evaluated += len(canvases)
+        return self._target.evaluate(own, canvases)
+
+    def _own(self, noted: MemoPrefix) -> Prefix:
+        """Return the real target's cache of what is noted."""
+        if noted.own is None and noted.end is not None:
+            noted.own = cast(WholeCanvasTarget, self._target).open_canvas(noted.prefilled, noted.end)
+        elif noted.own is None:
             noted.own = self._target.prefill(noted.prefilled, noted.block_length)
         for block in noted.committed[noted.num_own :]:
             self._target.commit(noted.own, block)
         noted.num_own = len(noted.committed)
-        self.evaluated += len(canvases)
-        return self._target.evaluate(noted.own, canvases)
+        return noted.own
 
 
 def _noted(prefix: Prefix) -> MemoPrefix:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 from jaxtyping import Int64
@@ -20,7 +21,7 @@ from spot_dlm.budget import AutoBudget, Budget, FixedBudget
 from spot_dlm.compare import same_order
 from spot_dlm.decode import automatic_budget
 from spot_dlm.drafters import Root
-from spot_dlm.interfaces import BatchTarget, Drafter, MaskedLogits, Prefix, Query, Target, TargetSpec
+from spot_dlm.interfaces import BatchTarget, Drafter, MaskedLogits, Prefix, Query, SeededTarget, Target, TargetSpec, WholeCanvasTarget
 from spot_dlm.sequence import Finished, Result, check_prompt
 from spot_dlm.stats import Counts
 from spot_dlm.tasks import load_prompts
@@ -77,6 +78,14 @@ class Watched:
         prefix = self.target.prefill(token_ids, block_length)
         self.prefill_s += perf_counter() - clock
         return prefix
+
+    def open_canvas(self, token_ids: Int64[np.ndarray, " P"], end: int) -> Prefix:
+        """Open a canvas; takes no time worth the name."""
+        return cast(WholeCanvasTarget, self.target).open_canvas(token_ids, end)
+
+    def seed(self, prefix: Prefix) -> int:
+        """Return the seed."""
+        return cast(SeededTarget, self.target).seed(prefix)
 
     def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
         """Evaluate."""

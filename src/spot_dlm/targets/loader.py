@@ -4,7 +4,6 @@ Reads config.json raw, finds the family's row and takes the native class apart. 
 `load_target("JetLM/SDAR-1.7B-Chat")` or `load_target()` for the shipped model.
 """
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from spot_dlm.targets.block_causal import BlockCausalTarget
 from spot_dlm.targets.checkpoints import SHIPPED, fingerprint, load_host, locate, read_json
 from spot_dlm.targets.families import Family, find_family
 from spot_dlm.targets.full_attention import FullAttentionTarget
+from spot_dlm.targets.special_ids import block_length as stated_length
+from spot_dlm.targets.special_ids import end_tokens, mask_token
 from spot_dlm.targets.text import TextCodec
 from spot_dlm.targets.weights import Weights, read_weights
 
@@ -64,13 +65,13 @@ def load_target(
     place = torch.device(device or default_device)
     number = _dtype(dtype, config, place)
     host = load_host(folder, config, row, number).to(place)
-    mask = _mask_token_id(config, codec, row, model) if mask_token_id is None else mask_token_id
+    mask = mask_token(config, codec, row, model).value if mask_token_id is None else mask_token_id
     vocab_size = host.config.vocab_size
-    ends = frozenset(_stop_ids(folder, config, row) if stop_ids is None else stop_ids)
+    ends = end_tokens(folder, config, row).values if stop_ids is None else frozenset(stop_ids)
     for name, value in (("mask_token_id", mask), *(("end token", i) for i in sorted(ends))):
         if not 0 <= value < vocab_size:
             raise ValueError(f"{model}: {name} {value} lies outside the vocabulary of {vocab_size}")
-    length = _block_length(config, row, model) if block_length is None else block_length
+    length = stated_length(config, row, model).value if block_length is None else block_length
     if length < 1:
         raise ValueError(f"block_length={length} must be at least 1")
     spec = TargetSpec(
@@ -88,6 +89,7 @@ def load_target(
         crosses=row.attention == "block_causal" and row.shift == "none" and not right_shift,
         blocks=row.blocks,
         cuts_last_block=row.cuts_last_block,
+        whole_canvas=row.attention == "full",
         fills_prompt=row.attention == "full",
         seeds=row.needs_seed,
         invisible_id=_pad_token_id(config, pad_token_id) if row.hides_padding else None,
@@ -114,33 +116,9 @@ def _pad_token_id(config: dict[str, Any], given: int | None) -> int | None:
     return None if stated is None else int(stated)
 
 
-def _mask_token_id(config: dict[str, Any], codec: TextCodec | None, family: Family, model: str) -> int:
-    found = [config.get("mask_token_id"), *(codec.id_of(text) for text in family.mask_tokens if codec is not None), family.mask_id]
-    known = next((i for i in found if i is not None), None)
-    if known is None:
-        raise ValueError(f"{model}: config.json has no mask_token_id and the tokenizer has no {' or '.join(family.mask_tokens)}")
-    return int(known)
-
-
 def _dtype(dtype: str | None, config: dict[str, Any], device: torch.device) -> torch.dtype:
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     name = dtype or ("float32" if device.type == "cpu" else str(config.get("dtype") or config.get("torch_dtype") or "float32"))
     if name not in known:
         raise ValueError(f"dtype={name!r} is unknown; choose one of {', '.join(known)}")
     return known[name]
-
-
-def _block_length(config: dict[str, Any], family: Family, model: str) -> int:
-    stated = next((config[name] for name in ("block_size", "block_length", "bd_size") if config.get(name) is not None), None)
-    named = re.search(r"-b(\d+)(?:$|[-/])", model)
-    length = stated if stated is not None else int(named.group(1)) if named else family.block_length
-    if not isinstance(length, int):
-        raise ValueError(f"{model}: block_size {length!r} in config.json must be a whole number")
-    return length
-
-
-def _stop_ids(folder: Path, config: dict[str, Any], family: Family) -> set[int]:
-    path = folder / "generation_config.json"
-    stated = read_json(path, folder.name).get("eos_token_id") if path.exists() else None
-    ids = config.get("eos_token_id", list(family.stop_ids)) if stated is None else stated
-    return {int(i) for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
