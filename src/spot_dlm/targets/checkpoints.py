@@ -5,7 +5,10 @@ No remote code is ever run. Knows nothing of targets. Example: `load_host(locate
 
 import hashlib
 import json
+import os
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -16,12 +19,12 @@ import torch
 from spot_dlm.targets.families import Family
 
 SHIPPED = "shipped"
-_DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
+_TEXT_FILES = ["*.json", "*.jinja", "merges.txt"]
 _SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 256
 
 
-def locate(model: str) -> Path:
-    """Return the folder of "shipped", a folder or a hub id, whose files are fetched where they are not here.
+def locate(model: str, weights: bool = True) -> Path:
+    """Return the folder of "shipped", a folder or a hub id, whose files are fetched where they are not here, the weights only if asked.
 
     Raises:
         ValueError: if it is none of the three or cannot be fetched.
@@ -38,7 +41,7 @@ def locate(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_DOWNLOADED))
+        return Path(snapshot_download(model, allow_patterns=[*_TEXT_FILES, *(["*.safetensors"] if weights else [])]))
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"model {model!r} is no folder here and could not be fetched from the hub: {reason}") from error
@@ -78,66 +81,123 @@ def load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torch
     Raises:
         ValueError: naming the field, tensor or file that is wrong.
     """
-    import transformers
+    from safetensors import safe_open
 
     if not any(folder.glob("*.safetensors")):
         raise ValueError(f"{folder}: no weights (*.safetensors) there")
+    native = _native_config(folder, config, family)
     try:
-        own = family.translate(config)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
-    config_class, model_class = family.host_of(config)
-    logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        _check_experts(folder, int(config.get("num_experts") or 0))
-        host, report = getattr(transformers, model_class).from_pretrained(
-            folder,
-            config=getattr(transformers, config_class)(**own),
-            dtype=dtype,
-            key_mapping=dict(family.key_mapping) or None,
-            local_files_only=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        names: set[str] = set()
+        for path in folder.glob("*.safetensors"):
+            with safe_open(path, "pt") as file:
+                names.update(file.keys())
+        if missing := missing_experts(names, config):
+            raise ValueError(f"{len(missing)} missing keys, first {missing[0]}")
+        host, report = _from_pretrained(folder, native, config, family, dtype, local_files_only=True, use_safetensors=True)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(
             f"{folder}: the weights do not load ({reason}); the file is damaged or config.json does not belong to it"
         ) from error
+    for problem in (*key_problems(host, report), *attention_problems(host)):
+        raise ValueError(f"{folder}: {problem}")
+    return host.eval().requires_grad_(False)
+
+
+def outline(folder: Path, config: dict[str, Any], family: Family, shapes: Mapping[str, Sequence[int]]) -> tuple[Any, dict[str, Any]]:
+    """Return the native model without any numbers, and transformers' report on tensors of these names and shapes.
+
+    Raises:
+        ValueError: naming the field that is wrong, or if no model can be made of them.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    native = _native_config(folder, config, family)
+    try:
+        with _one_thread(), FakeTensorMode(allow_non_fake_inputs=True):
+            tensors = {name: torch.empty(list(shape)) for name, shape in shapes.items()}
+            return _from_pretrained(None, native, config, family, torch.float32, state_dict=tensors)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{folder}: no native model can be made of config.json and these tensors ({reason})") from error
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let transformers load in the calling thread: a FakeTensorMode cannot be shared by threads."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+def _native_config(folder: Path, config: dict[str, Any], family: Family) -> Any:
+    import transformers
+
+    try:
+        own = family.translate(config)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+    try:
+        return getattr(transformers, family.host_of(config)[0])(**own)
+    except Exception as error:  # transformers checks fields in several ways
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{folder}: the weights do not load ({reason}); config.json is damaged or does not belong to them") from error
+
+
+def _from_pretrained(
+    folder: Path | None, native: Any, config: dict[str, Any], family: Family, dtype: torch.dtype, **more: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Return the native model and the report on its keys, in silence."""
+    import transformers
+
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        host, report = getattr(transformers, family.host_of(config)[1]).from_pretrained(
+            folder,
+            config=native,
+            dtype=dtype,
+            key_mapping=dict(family.key_mapping) or None,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **more,
+        )
     finally:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-    _check_keys(folder, host, report)
-    if any(kind != "full_attention" for kind in getattr(host.config, "layer_types", None) or ()):
-        raise ValueError(f"{folder}: sliding-window attention layers are not supported")
-    return host.eval().requires_grad_(False)
+    return host, report
 
 
-def _check_experts(folder: Path, count: int) -> None:
-    """Refuse mixtures in which a tensor of an expert is missing; transformers joins them and would not name it."""
-    from safetensors import safe_open
-
-    names: set[str] = set()
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            names.update(file.keys())
-    parts = [found.groups() for found in (re.match(r"(.+\.experts\.)\d+(\..+)", name) for name in names) if found]
-    wanted = product({layer for layer, _ in parts}, range(count), {kind for _, kind in parts})
-    missing = sorted({f"{layer}{expert}{kind}" for layer, expert, kind in wanted} - names)
-    if missing:
-        raise ValueError(f"{len(missing)} missing keys, first {missing[0]}")
+def missing_experts(names: Iterable[str], config: dict[str, Any]) -> list[str]:
+    """Return the tensors of experts that are missing where others of their layer are there; transformers joins and would not name them."""
+    known = set(names)
+    parts = [found.groups() for found in (re.match(r"(.+\.experts\.)\d+(\..+)", name) for name in known) if found]
+    wanted = product({layer for layer, _ in parts}, range(int(config.get("num_experts") or 0)), {kind for _, kind in parts})
+    return sorted({f"{layer}{expert}{kind}" for layer, expert, kind in wanted} - known)
 
 
-def _check_keys(folder: Path, host: Any, report: dict[str, Any]) -> None:
-    """Refuse tensors that are missing, left over or of another shape than config.json asks for."""
+def key_problems(host: Any, report: dict[str, Any]) -> list[str]:
+    """Return what is to say of tensors that are missing, left over or of another shape than config.json asks for."""
+    problems = []
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[kind]:
             names = sorted(" ".join(map(str, k)) if isinstance(k, tuple) else str(k) for k in report[kind])
             rows = {k[1][0] for k in report[kind] if isinstance(k, tuple) and k[0] in ("model.embed_tokens.weight", "lm_head.weight")}
             vocabulary = f"; vocab_size={host.config.vocab_size} in config.json, the file has {rows.pop()}" if len(rows) == 1 else ""
-            raise ValueError(f"{folder}: {len(names)} {kind.replace('_', ' ')} in the weights, first {names[0]}{vocabulary}")
+            problems.append(f"{len(names)} {kind.replace('_', ' ')} in the weights, first {names[0]}{vocabulary}")
+    return problems
+
+
+def attention_problems(host: Any) -> list[str]:
+    """Return what is to say of layers that do not see the whole text."""
+    sliding = any(kind != "full_attention" for kind in getattr(host.config, "layer_types", None) or ())
+    return ["sliding-window attention layers are not supported"] if sliding else []

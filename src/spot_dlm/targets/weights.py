@@ -86,6 +86,19 @@ class RotaryTable:
         return whole.flatten(2)
 
 
+def check_host(host: Any) -> None:
+    """Refuse a host that `forward` does not compute.
+
+    Raises:
+        ValueError: if its activation is not silu or its rotary angles change with the length.
+    """
+    config, body = host.config, host.model
+    if config.hidden_act != "silu":
+        raise ValueError(f"hidden_act={config.hidden_act!r} is not supported; only silu is")
+    if getattr(body.rotary_emb, "rope_type", "default") in _LENGTH_DEPENDENT:
+        raise ValueError(f"rope_type={body.rotary_emb.rope_type!r} is not supported: angles would depend on the length of the text")
+
+
 def read_weights(host: Any, rotary_float32: bool = False) -> Weights:
     """Take a native causal language model apart; its own layers are given up, so that no weight stays twice.
 
@@ -96,11 +109,8 @@ def read_weights(host: Any, rotary_float32: bool = False) -> Weights:
     Raises:
         ValueError: if its activation is not silu or its rotary angles change with the length.
     """
+    check_host(host)
     config, body = host.config, host.model
-    if config.hidden_act != "silu":
-        raise ValueError(f"hidden_act={config.hidden_act!r} is not supported; only silu is")
-    if getattr(body.rotary_emb, "rope_type", "default") in _LENGTH_DEPENDENT:
-        raise ValueError(f"rope_type={body.rotary_emb.rope_type!r} is not supported: angles would depend on the length of the text")
     embedding = body.embed_tokens.weight.detach()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     order = _head_order(2 * len(body.rotary_emb.inv_freq), head_dim)
