@@ -1,8 +1,8 @@
 """The command `spot` and its subcommands. Answers go to stdout, progress and errors to stderr.
 
 `main` turns what a user can cause (bad values, missing files, a full disk, an operation the device lacks, ctrl-C) into one line and an
-exit code; SPOT_DEBUG=1 shows the traceback. Exit codes: 0 done, 1 not identical, 2 bad input or a run that cannot go on, 130
-interrupted, 141 the reader of stdout went away.
+exit code; SPOT_DEBUG=1 shows the traceback. Exit codes: 0 done, 1 not identical or (doctor) problems found, 2 bad input or a run that
+cannot go on, 130 interrupted, 141 the reader of stdout went away.
 
 Example: `main(["info", "--json"])`.
 """
@@ -21,6 +21,7 @@ from spot_dlm.cli.analyze import analyze
 from spot_dlm.cli.bench import app as bench
 from spot_dlm.cli.calibrate import calibrate
 from spot_dlm.cli.demo import demo
+from spot_dlm.cli.doctor import doctor
 from spot_dlm.cli.generate import generate
 from spot_dlm.cli.info import info
 from spot_dlm.cli.show import COMMAND, one_line
@@ -40,6 +41,7 @@ for _command, _summary in (
     (generate, "Decode prompts and print the answers."),
     (verify, "Prove that speculation changes neither tokens nor order."),
     (info, "Show what a model is and what will be used."),
+    (doctor, "Say whether a checkpoint will load and decode, without its weights."),
     (demo, "Decode one prompt of every family both ways and compare."),
     (tune, "Measure what a pass costs here, for --nodes auto."),
     (trace, "Record standard decoding as traces."),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from itertools import product
+from logging import CRITICAL, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -124,16 +125,35 @@ def outline(folder: Path, config: dict[str, Any], family: Family, shapes: Mappin
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let transformers load in the calling thread: a FakeTensorMode cannot be shared by threads."""
-    name = "HF_DEACTIVATE_ASYNC_LOAD"
-    before = os.environ.get(name)
+    """Let transformers load in the calling thread, as a FakeTensorMode cannot be shared by threads, and torch not log what it raises."""
+    name, logger = "HF_DEACTIVATE_ASYNC_LOAD", getLogger("torch._subclasses.fake_tensor")
+    before, level = os.environ.get(name), logger.level
     os.environ[name] = "1"
+    logger.setLevel(CRITICAL + 1)
     try:
         yield
     finally:
+        logger.setLevel(level)
         os.environ.pop(name)
         if before is not None:
             os.environ[name] = before
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from logging and drawing bars."""
+    import transformers
+
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _native_config(folder: Path, config: dict[str, Any], family: Family) -> Any:
@@ -144,7 +164,8 @@ def _native_config(folder: Path, config: dict[str, Any], family: Family) -> Any:
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
     try:
-        return getattr(transformers, family.host_of(config)[0])(**own)
+        with _quiet():
+            return getattr(transformers, family.host_of(config)[0])(**own)
     except Exception as error:  # transformers checks fields in several ways
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{folder}: the weights do not load ({reason}); config.json is damaged or does not belong to them") from error
@@ -156,11 +177,7 @@ def _from_pretrained(
     """Return the native model and the report on its keys, in silence."""
     import transformers
 
-    logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
+    with _quiet():
         host, report = getattr(transformers, family.host_of(config)[1]).from_pretrained(
             folder,
             config=native,
@@ -170,10 +187,6 @@ def _from_pretrained(
             output_loading_info=True,
             **more,
         )
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
     return host, report
 
 
