@@ -203,7 +203,7 @@ def stream(
     following, done = -1, ""
     for event in decode_steps(target, prompt, drafter, params, budget):
         if isinstance(event, BlockStarted) and following < 0:
-            following = event.start + int(event.state.masked[0]) - len(event.committed)
+            following = max(event.num_prompt, event.start + int(event.state.masked[0]) - len(event.committed))
         if isinstance(event, BlockStarted | Pass):
             tokens |= {c.position: c.token for c in event.committed}
             while tokens.get(following, -1) not in target.spec.stop_ids | {-1} and len(ids) < params.max_new_tokens:

@@ -39,11 +39,15 @@ class Committed:
 
 @dataclass(frozen=True)
 class BlockStarted:
-    """A block begins; `start` is its absolute position and `state` its canvas with the prompt's tail, `committed` its seed, if any."""
+    """A block begins; `start` is its absolute position and `state` its canvas with the prompt's tail, `committed` its seed, if any.
+
+    `num_prompt` are the tokens of the prompt.
+    """
 
     state: BlockState
     start: int
     committed: tuple[Committed, ...] = ()
+    num_prompt: int = 0
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ class Decoding:
         self.state = BlockState(block, canvas, 0, int((counted == MASKED).sum()))
         self.graph = DraftGraph.root_only(self.state)
         self._history = []
-        return BlockStarted(self.state, begin, tuple(seeds))
+        return BlockStarted(self.state, begin, tuple(seeds), len(self.prompt_ids))
 
     @property
     def crosses(self) -> bool:
@@ -250,7 +254,7 @@ class Decoding:
             state = transition.state
             if state.is_complete or (state is self.state and self.is_last_of_pass(state)):
                 yield self._finish_block(state)
-                finished.append(state.canvas)
+                finished.append(state.canvas if state.is_complete else state.canvas[: state.masked[0]])
                 if state is not self.state or (state.is_complete and not self.is_last_of_pass(state)):
                     yield BlockStarted(state.decoded, self._start_of(state.decoded.block))
         if self.ends(self.state):
@@ -268,9 +272,9 @@ class Decoding:
             self._memory = {}
 
     def _commit(self, finished: list[Int64[np.ndarray, " L"]]) -> None:
-        """Append finished blocks to the cache."""
+        """Append finished blocks to the cache, of one that leaves positions masked what stands before them."""
         clock = perf_counter()
-        for canvas in finished:
+        for canvas in filter(len, finished):
             self.counts.nfe_commit += self.target.commit(self.prefix, canvas)
         self.counts.target_s += perf_counter() - clock
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from toy import trajectory, unchecked
 
@@ -138,3 +139,35 @@ def test_no_drafter_changes_a_token(family: str, temperature: float) -> None:
                 assert isinstance(event, Finished | BlockStarted | BlockFinished | Pass), event
                 if isinstance(event, Finished):
                     assert trajectory(event.result) == trajectory(standard[number])
+
+
+def llada_with_holes(target: LoadedTarget, prompt: list[int], gen_length: int, block_length: int, steps: int) -> list[dict[int, int]]:
+    """LLaDA's loop, written from its description: every masked position up to the block's end competes, those of the prompt too."""
+    canvas, made = np.array(prompt + gen_length * [MASK_ID]), []
+    for block in range(gen_length // block_length):
+        end = len(prompt) + (block + 1) * block_length
+        per_block = steps // (gen_length // block_length)
+        base, more = divmod(int((canvas[end - block_length : end] == MASK_ID).sum()), per_block)
+        for step in range(per_block):
+            masked = np.flatnonzero(canvas == MASK_ID)
+            prefix = target.open_canvas(canvas[:0], len(canvas))
+            confidence, tokens = target.evaluate(prefix, np.where(canvas == MASK_ID, -1, canvas)[None]).packed.softmax(-1).max(-1)
+            among = [i for i in range(len(masked)) if masked[i] < end]
+            best = sorted(among, key=lambda i: (-float(confidence[i]), i))[: base + (step < more)]
+            made.append({int(masked[i]): int(tokens[i]) for i in best})
+            canvas[list(made[-1])] = list(made[-1].values())
+    return made
+
+
+@pytest.mark.parametrize(
+    "prompt", [[5, MASK_ID, 9, MASK_ID, 12, 7], [MASK_ID, 1, 2], [1, 2, MASK_ID], [7, 8, MASK_ID, MASK_ID, MASK_ID, 9]]
+)
+def test_masks_in_a_prompt_compete_and_may_stay(prompt: list[int]) -> None:
+    target = load_target(str(Path(__file__).parents[1] / "golden" / "llada"), device="cpu", mask_token_id=MASK_ID, stop_ids=())
+    params = presets.official("llada", gen_length=16, block_length=8, steps=12)
+    with unchecked():
+        expected = llada_with_holes(target, prompt, 16, 8, 12)
+        standard = generate(target, prompt, Root(), replace(params, nodes=1))
+        assert our_steps(standard) == [step for step in expected if step]
+        for drafter in (Chain(), Adversarial(5)):
+            assert trajectory(generate(target, prompt, drafter, replace(params, nodes=5))) == trajectory(standard)
