@@ -50,9 +50,6 @@ class Effects:
             canvas: the last visited state, whose logits are the last ones.
             advanced: transitions of the pass.
         """
-        if len(graph) == 1:
-            self.distance[self.distance < _NEVER] += advanced
-            return
         canvases, offsets, memory = graph.canvases, np.array(logits.offsets), (self.value, self.token)
         if logits.packed.device.type == "cpu":
             _observe_rows(host_array(logits.packed), canvases, graph.edges, canvas, advanced, offsets, *memory, self.distance)

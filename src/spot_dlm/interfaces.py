@@ -46,9 +46,7 @@ class TargetSpec:
     cuts_last_block: bool = False
     """On a grid: whether the last block ends with the last new token, rather than be filled up."""
     whole_canvas: bool = False
-    """Whether passes see the masks of all blocks to come (`WholeCanvasTarget`)."""
-    fills_prompt: bool = False
-    """Whether mask tokens in a prompt of ids are holes to fill, as official decoders of whole canvases have it."""
+    """Whether passes see the masks of all blocks to come (`WholeCanvasTarget`); mask tokens in a prompt of ids are holes to fill then."""
     seeds: bool = False
     """Whether a block begins with the token that the last pass over the block before predicts (`SeededTarget`)."""
     invisible_id: int | None = None

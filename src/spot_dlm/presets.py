@@ -97,7 +97,7 @@ def dream(
     _require("alg_temp", alg_temp or None, None)
     _require("eps", eps, 1e-3)
     rule = UnmaskRule(confidence=confidences[alg], source="filtered", schedule=Schedule("timesteps", steps))
-    sampling = Sampling(float(temperature), top_k or 0, 1.0 if top_p is None else float(top_p))
+    sampling = _sampling(temperature, top_p, top_k)
     return DecodeParams(rule, sampling, max_new_tokens, stop="never")
 
 
@@ -126,7 +126,7 @@ def sdar(
         source="filtered",
         schedule=None if denoising_steps == block_length else Schedule("remainder_first_of_block", denoising_steps),
     )
-    return DecodeParams(rule, Sampling(float(temperature), top_k, float(top_p)), gen_length, block_length=block_length)
+    return DecodeParams(rule, _sampling(temperature, top_p, top_k), gen_length, block_length=block_length)
 
 
 def llada2(
@@ -149,7 +149,7 @@ def llada2(
         source="raw" if temperature == 0 else "filtered",
         schedule=None if steps >= block_length else Schedule("remainder_first_of_block", steps),
     )
-    sampling = Sampling(float(temperature), top_k or 0, 1.0 if top_p is None else float(top_p))
+    sampling = _sampling(temperature, top_p, top_k)
     stop: Stop = "prefix" if eos_early_stop else "block"
     return DecodeParams(rule, sampling, gen_length, block_length=block_length, stop=stop)
 
@@ -173,6 +173,10 @@ def fast_dllm_v2(
     )
     sampling = Sampling(float(temperature), top_p=1.0 if temperature == 0 else float(top_p))
     return DecodeParams(rule, sampling, max_new_tokens, block_length=block_size, stop="prefix")
+
+
+def _sampling(temperature: Real, top_p: Real | None, top_k: int | None) -> Sampling:
+    return Sampling(float(temperature), top_k or 0, 1.0 if top_p is None else float(top_p))
 
 
 SAMPLERS: dict[str, Callable[..., DecodeParams]] = {

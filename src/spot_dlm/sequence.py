@@ -149,7 +149,7 @@ class Decoding:
         self.noise = noise
         self._tokens = np.full(self.layout.end, MASKED, dtype=np.int64)  # of the prompt and of finished blocks
         self._tokens[: len(self.prompt_ids)] = self.prompt_ids
-        if target.spec.fills_prompt:
+        if target.spec.whole_canvas:
             self._tokens[self._tokens == target.spec.mask_token_id] = MASKED
         self._starts: dict[int, int] = {}  # of blocks that begin before their span, with positions that are still masked there
         self._order: list[Committed] = []
@@ -174,7 +174,7 @@ class Decoding:
         """Return where a block's canvas begins: with its span, or with the first position before it that is still masked."""
         if block not in self._starts:
             start, _ = self.layout.span(block)
-            holes = self._tokens[:start] == MASKED if self.target.spec.fills_prompt else np.zeros(0, dtype=np.bool_)
+            holes = self._tokens[:start] == MASKED if self.target.spec.whole_canvas else np.zeros(0, dtype=np.bool_)
             left = np.flatnonzero(holes)
             self._starts[block] = int(left[0]) if len(left) else start
         return self._starts[block]
@@ -196,15 +196,13 @@ class Decoding:
     @property
     def crosses(self) -> bool:
         """Whether guesses may be complete blocks: decoding goes on after this one, unless a guess ends it."""
-        return self.target.spec.crosses and self.params.boundary and self._may_fold(self.state) and not self._has_stop(self.state)
-
-    def _may_fold(self, state: BlockState) -> bool:
-        """Whether the pass after the completion of a state's block can be the first of the next block, and one that is alike."""
-        start, stop = self.layout.span(state.block + 1)
-        return state.block < self.layout.last and stop - start == len(state.canvas) and self.target.spec.invisible_id not in state.canvas
+        return self.params.boundary and self._folds(self.state) and not self._has_stop(self.state)
 
     def _folds(self, state: BlockState) -> bool:
-        return self.target.spec.crosses and self._may_fold(state)
+        """Whether the pass after the completion of a state's block can be the first of the next block, and one that is alike."""
+        spec, (start, stop) = self.target.spec, self.layout.span(state.block + 1)
+        alike = state.block < self.layout.last and stop - start == len(state.canvas)
+        return spec.crosses and alike and spec.invisible_id not in state.canvas
 
     def context(self) -> DraftContext | None:
         """Return what a drafter may know; None where nothing is known of the state, at the beginning of a block."""
@@ -283,8 +281,7 @@ class Decoding:
         self._tokens[start : start + len(state.canvas)] = state.canvas
         self.counts.blocks += 1
         if self.params.rule.schedule is not None:
-            begun = len(state.canvas) if state.num_initial is None else state.num_initial
-            self.counts.idle += self.params.rule.schedule.idle(begun, len(state.canvas))
+            self.counts.idle += self.params.rule.schedule.idle(state.num_begun, len(state.canvas))
         return BlockFinished(state, start)
 
     def _record(self, transition: Transition) -> list[Committed]:

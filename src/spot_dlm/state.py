@@ -48,6 +48,11 @@ class BlockState:
         return np.flatnonzero(self.canvas == MASKED)
 
     @property
+    def num_begun(self) -> int:
+        """Positions that were masked when the block began."""
+        return len(self.canvas) if self.num_initial is None else self.num_initial
+
+    @property
     def is_complete(self) -> bool:
         """Whether no masked position is left."""
         return not len(self.masked)

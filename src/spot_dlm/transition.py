@@ -103,16 +103,12 @@ class UnmaskRule:
         """Return how many positions the step after `ahead` more steps commits at least (fewer where fewer are masked)."""
         if self.schedule is None:
             return self.num_per_step
-        length = len(state.canvas)
-        counts = self.schedule.counts(length if state.num_initial is None else state.num_initial, length)
+        counts = self.schedule.counts(state.num_begun, len(state.canvas))
         return counts[min(state.step + ahead, len(counts) - 1)]
 
     def is_over(self, state: BlockState) -> bool:
         """Whether a schedule has no step left for a state, whatever is still masked."""
-        if self.schedule is None:
-            return False
-        length = len(state.canvas)
-        return state.step >= len(self.schedule.counts(length if state.num_initial is None else state.num_initial, length))
+        return self.schedule is not None and state.step >= len(self.schedule.counts(state.num_begun, len(state.canvas)))
 
     @cached_property
     def rounded_threshold(self) -> np.float32:

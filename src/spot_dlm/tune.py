@@ -183,8 +183,10 @@ def budget_for(
 
     A process keeps automatic budgets, with what they have learned.
     """
-    if params.nodes != "auto" or drafter.name == "root":
-        return FixedBudget(1 if params.nodes == "auto" else params.nodes)
+    if params.nodes != "auto":
+        return FixedBudget(params.nodes)
+    if drafter.name == "root":
+        return FixedBudget(1)
     if not target.spec.fingerprint:
         return FixedBudget(DEFAULT_NODES)
     tell = say or (lambda _: None)

@@ -145,11 +145,8 @@ def _prompt_lines(prompt: str | None, prompts: Path | None, console: Console) ->
 
 
 def _batch_size(text: str) -> int:
-    if text == "auto":
-        return MAX_REQUESTS
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
-        raise ValueError(f"--batch {text[:40]} must be 'auto' or a whole number from 1 to 999999999")
-    return int(text)
+    count = o.parse_count("--batch", text, 10**9 - 1)
+    return MAX_REQUESTS if count == "auto" else count
 
 
 def prepare(target: Target, line: PromptLine, params: DecodeParams) -> Job:

@@ -177,12 +177,21 @@ def parse_nodes(text: str) -> int | Literal["auto"]:
     """Return the node budget that an option gives.
 
     Raises:
-        ValueError: if it is neither 'auto' nor a whole number of at least 1.
+        ValueError: if it is neither 'auto' nor a whole number in its range.
+    """
+    return parse_count("--nodes", text, MAX_NODES, " (standard decoding)")
+
+
+def parse_count(option: str, text: str, most: int, of_one: str = "") -> int | Literal["auto"]:
+    """Return "auto" or the whole number from 1 to `most` that an option gives; `of_one` says what 1 means.
+
+    Raises:
+        ValueError: naming the option and what is allowed.
     """
     if text == "auto":
         return "auto"
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_NODES or len(text) > 9:
-        raise ValueError(f"--nodes {text[:40]} must be 'auto' or a whole number from 1 (standard decoding) to {MAX_NODES}")
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= most:
+        raise ValueError(f"{option} {text[:40]} must be 'auto' or a whole number from 1{of_one} to {most}")
     return int(text)
 
 

@@ -3,13 +3,15 @@
 Knows nothing of attention and caches.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from spot_dlm.interfaces import TargetSpec
+from spot_dlm.interfaces import MaskedLogits, Prefix, Query, TargetSpec
 from spot_dlm.targets.products import least_rows, linear
 from spot_dlm.targets.text import TextCodec
 from spot_dlm.targets.weights import Weights
@@ -21,7 +23,7 @@ MAX_SCORES = 2**26
 _HEAD_BYTES = 2**28
 
 
-class Adapter:
+class Adapter(ABC):
     """A host with its special ids and its tokenizer.
 
     Args:
@@ -72,6 +74,22 @@ class Adapter:
             "heads": weights.heads,
             "kv_heads": weights.kv_heads,
         }
+
+    @abstractmethod
+    def evaluate_many(self, queries: Sequence[Query]) -> list[MaskedLogits]:
+        """Return what `evaluate` returns for each query."""
+
+    def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
+        """Return logits (float32) for the masked positions of N canvases of the block after the prefix, of a complete one (where the
+        target crosses) those of the block after it.
+        """
+        return self.evaluate_many([(prefix, canvases)])[0]
+
+    def _by_query(self, packed: Float[Tensor, "M V"], counts: Sequence[Int64[np.ndarray, " _"]]) -> list[MaskedLogits]:
+        """Exclude what must not be generated and cut the rows of a pass into its queries; `counts` are the rows of every canvas."""
+        packed.index_fill_(1, self._excluded, -torch.inf)
+        parts = packed.split([int(count.sum()) for count in counts])
+        return [MaskedLogits(part, [0, *np.cumsum(count).tolist()]) for part, count in zip(parts, counts, strict=True)]
 
     def _project(self, hidden: Float[Tensor, "R E"], packed: Float[Tensor, "m V"]) -> None:
         """Write the logits of the first m hidden states, in equal parts of a bounded number of bytes."""

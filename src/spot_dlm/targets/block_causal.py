@@ -5,7 +5,6 @@ Sources of the contracts: docs/families.md.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -85,10 +84,6 @@ class BlockCausalTarget(Adapter):
         assert following is not None, "the prefix is empty"
         return int(following.argmax())
 
-    def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
-        """Return logits (float32) for the masked positions of N canvases, of a complete one those of the block after it."""
-        return self.evaluate_many([(prefix, canvases)])[0]
-
     @torch.inference_mode()
     def evaluate_many(self, queries: Sequence[Query]) -> list[MaskedLogits]:
         """Return what `evaluate` returns for each query, in one packed pass (in chunks, where it is large)."""
@@ -96,14 +91,11 @@ class BlockCausalTarget(Adapter):
         for prefix, _ in pieces:
             prefix.scratch.clear()
         counts = [_decoded_positions(canvases) for _, canvases in pieces]
-        ends = np.cumsum([0, *(int(count.sum()) for count in counts)]).tolist()
-        packed = torch.empty(ends[-1], self._spec.vocab_size, device=self._spec.device)
+        packed = torch.empty(sum(int(count.sum()) for count in counts), self._spec.vocab_size, device=self._spec.device)
         row = 0
         for chunk in chunks(pieces, PASS_TOKENS, MAX_SCORES // self._weights.heads, self._padded_rows):
             row = self._evaluate(chunk, packed, row)
-        packed.index_fill_(1, self._excluded, -torch.inf)
-        parts = [packed[a:b] for a, b in pairwise(ends)]
-        found = [MaskedLogits(part, [0, *np.cumsum(count).tolist()]) for part, count in zip(parts, counts, strict=True)]
+        found = self._by_query(packed, counts)
         if self._shift == "prefix":
             for (prefix, canvases), logits in zip(pieces, found, strict=True):
                 if prefix.following is not None:

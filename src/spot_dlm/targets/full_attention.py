@@ -7,7 +7,6 @@ Example: `target.evaluate(target.open_canvas(prompt_ids, end=len(prompt_ids) + 3
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -74,17 +73,12 @@ class FullAttentionTarget(Adapter):
         own.token_ids = np.concatenate((own.token_ids, token_ids))
         return 0
 
-    def evaluate(self, prefix: Prefix, canvases: Int64[np.ndarray, "N L"]) -> MaskedLogits:
-        """Return logits (float32) for the masked positions of N canvases of the block after the prefix."""
-        return self.evaluate_many([(prefix, canvases)])[0]
-
     @torch.inference_mode()
     def evaluate_many(self, queries: Sequence[Query]) -> list[MaskedLogits]:
         """Return what `evaluate` returns for each query, in one packed pass (in chunks, where it is large)."""
         whole = [self._whole(_own(prefix), canvases) for prefix, canvases in queries]
         counts = [wanted.sum(axis=1) for _, wanted in whole]
-        ends = np.cumsum([0, *(int(count.sum()) for count in counts)]).tolist()
-        packed = torch.empty(ends[-1], self._spec.vocab_size, device=self._spec.device)
+        packed = torch.empty(sum(int(count.sum()) for count in counts), self._spec.vocab_size, device=self._spec.device)
         row = 0
         for chunk in self._chunks(whole):
             batch = self._pack(chunk)
@@ -95,10 +89,9 @@ class FullAttentionTarget(Adapter):
                 assert hidden is not None
                 self._project(hidden, packed[row : row + count])
             row += count
-        packed.index_fill_(1, self._excluded, -torch.inf)
+        found = self._by_query(packed, counts)
         self._wait()
-        parts = [packed[a:b] for a, b in pairwise(ends)]
-        return [MaskedLogits(part, [0, *np.cumsum(count).tolist()]) for part, count in zip(parts, counts, strict=True)]
+        return found
 
     def _whole(self, prefix: CanvasPrefix, canvases: Int64[np.ndarray, "N L"]) -> tuple[Int64[np.ndarray, "N T"], Bool[np.ndarray, "N T"]]:
         """Return the whole canvases, and which of their rows are wanted."""

@@ -90,7 +90,6 @@ def load_target(
         blocks=row.blocks,
         cuts_last_block=row.cuts_last_block,
         whole_canvas=row.attention == "full",
-        fills_prompt=row.attention == "full",
         seeds=row.needs_seed,
         invisible_id=_pad_token_id(config, pad_token_id) if row.hides_padding else None,
     )
