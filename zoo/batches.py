@@ -1,11 +1,12 @@
 """Training batches of the block-diffusion objective: clean copy, two complementary noised copies, masks and weights.
 
 Layout of a row: [clean S][noised view A, answer blocks][noised view B, answer blocks]. The clean copy attends block-causally to
-itself (blocks from absolute position 0, prompt included); a noised block attends to the clean blocks before it and to itself.
-Every batch is a pure function of (seed, index), so a resumed run sees the same data.
+itself (blocks from absolute position 0, prompt included, or from the end of the prompt); a noised block attends to the clean blocks
+before it and to itself. Every batch is a pure function of (seed, index), so a resumed run sees the same data. The full-attention
+objective is in zoo/canvases.py.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import cast
@@ -33,7 +34,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Batch:
-    """Tensors of one optimisation step; `targets`, `weights` and `families` belong to the masked rows only."""
+    """Tensors of one optimisation step; `rows` predict, and `targets`, `weights` and `families` belong to them alone."""
 
     ids: Tensor
     positions: Tensor
@@ -55,7 +56,7 @@ def encode(tokenizer: Tokenizer, sample: Sample) -> Encoded:
 
 
 def pools(
-    tokenizer: Tokenizer, weights_at: Callable[[int], dict[str, float]], seed: int, batch_rows: int, pool_batches: int, start: int
+    tokenizer: Tokenizer, weights_at: Callable[[int], Mapping[str, float]], seed: int, batch_rows: int, pool_batches: int, start: int
 ) -> Iterator[list[Encoded]]:
     """Yield lists of samples of similar length, `batch_rows` each; batch number `start` comes first.
 
@@ -101,11 +102,23 @@ def build(
     samples: Sequence[Encoded],
     block_length: int,
     rng: np.random.Generator,
+    after_prompt: bool = False,
+    shifted: bool = False,
 ) -> Batch:
-    """Build the tensors of one step for samples at one block length; each block view's loss is a mean over its masked rows."""
+    """Build the tensors of one step for samples at one block length; each block view's loss is a mean over its masked rows.
+
+    Args:
+        after_prompt: the first answer block begins at the end of the prompt; else blocks count from absolute position 0.
+        shifted: inside a block the row before a position predicts it, and the clean row before a block predicts its first token,
+            which is never masked (Fast-dLLM v2).
+    """
     end, mask_id = (cast(int, tokenizer.token_to_id(t)) for t in (END_OF_TEXT, MASK))
-    lengths = [-(-(len(s.prompt_ids) + len(s.answer_ids) + 1) // block_length) * block_length for s in samples]
-    starts = [len(s.prompt_ids) // block_length * block_length for s in samples]
+    offsets = np.array([len(s.prompt_ids) % block_length if after_prompt else 0 for s in samples])
+    starts = [len(s.prompt_ids) - (0 if after_prompt else len(s.prompt_ids) % block_length) for s in samples]
+    lengths = [
+        start - (start - len(s.prompt_ids) - len(s.answer_ids) - 1) // block_length * block_length
+        for s, start in zip(samples, starts, strict=True)
+    ]
     clean = max(lengths)
     noised = max(length - start for length, start in zip(lengths, starts, strict=True))
     total = clean + 2 * noised
@@ -124,11 +137,13 @@ def build(
         ids[row, :length], valid[row, :length] = tokens, True
         for offset in (clean, clean + noised):
             span = slice(offset, offset + length - start)
-            ids[row, span], targets[row, span] = tokens[start:], tokens[start:]
+            ids[row, span] = tokens[start:]
             positions[row, span], valid[row, span] = np.arange(start, length), True
         asked = results(tokenizer, sample.answer_ids) if sample.family == "facts" else None
         for block in range(start, length, block_length):
-            first = max(block, prompt)
+            first = max(block + shifted, prompt)
+            if shifted and block >= prompt:
+                targets[row, block - 1], weights[row, block - 1] = tokens[block], 1.0 if block <= prompt + answer else PAD_END_WEIGHT
             masked = choose_masked(block + block_length - first, rng)
             other = ~masked
             if asked is not None:  # one view with nothing but results masked: everything they follow from is visible
@@ -144,8 +159,9 @@ def build(
                 at = offset - start + first + np.flatnonzero(chosen)
                 if len(at):
                     ids[row, at] = mask_id
-                    weights[row, at] = importance[chosen] / len(at)
-    block_of = positions // block_length
+                    targets[row, at - shifted] = tokens[positions[row, at]]
+                    weights[row, at - shifted] = importance[chosen] / len(at)
+    block_of = (positions - offsets[:, None]) // block_length
     same_view = view[:, :, None] == view[:, None, :]
     to_clean = view[:, None, :] == 0
     allowed = np.where(

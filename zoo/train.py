@@ -1,46 +1,45 @@
-"""Train the shipped target: block diffusion over program-made families, resumable at any checkpoint.
+"""Train the shipped target or one of the transfer targets on program-made families, resumable at any checkpoint.
 
-    python -m zoo.train --out runs/zoo
+    python -m zoo.train --recipe shipped --out runs/zoo
 
 Every batch is a pure function of (seed, step); a checkpoint holds weights, both optimizers and the step, so a resumed run equals an
-uninterrupted one. STAGES and SCHEDULE below are the curriculum and the learning rate.
+uninterrupted one. zoo/recipes.py has networks, curricula and learning rates.
 """
 
 import argparse
 import json
 import os
+import shutil
 import time
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-from zoo import batches
+from zoo import batches, canvases
 from zoo import tokenizer as zoo_tokenizer
 from zoo.families import stream
-from zoo.model import BlockDiffusionModel, ModelConfig
+from zoo.grow import grow
+from zoo.model import BlockDiffusionModel
 from zoo.optimizer import Muon
+from zoo.recipes import RECIPES, WEIGHTS, Recipe
 
-BLOCK_LENGTHS = (16, 32)
+SHIPPED = Path(str(resources.files("spot_dlm"))) / "shipped" / "target"
+
 POOL_BATCHES = 16
-# Mixture of families from a step on. The drill stage in the middle is there because arithmetic facts stay at chance in the mixture
-# (docs/log.md); boundaries are multiples of POOL_BATCHES.
-WEIGHTS = {"json": 0.22, "python": 0.22, "arithmetic": 0.32, "rewrite": 0.16, "stdlib": 0.08}
-STAGES: tuple[tuple[int, dict[str, float]], ...] = (
-    (0, WEIGHTS),
-    (3104, {"drill": 0.70, "json": 0.10, "python": 0.06, "rewrite": 0.08, "arithmetic": 0.06}),
-    (3504, {"facts": 0.70, "json": 0.10, "python": 0.06, "rewrite": 0.08, "arithmetic": 0.06}),
-    (3904, {"facts": 0.10, "json": 0.22, "python": 0.14, "arithmetic": 0.30, "rewrite": 0.17, "stdlib": 0.07}),
-    (5200, {"facts": 0.08, "json": 0.18, "python": 0.22, "arithmetic": 0.34, "rewrite": 0.14, "stdlib": 0.04}),
-)
-# Factor of the learning rates, linear between these steps.
-SCHEDULE = ((0, 1.0), (2300, 1.0), (3104, 0.7022), (3904, 0.7022), (5200, 0.2878), (6900, 0.0))
+BALANCE_WEIGHT = 0.01  # of the experts' balancing loss
 WARMUP_STEPS = 50
+NOT_MUON = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")
 
 
 def load_tokenizer(path: Path, vocab_size: int, seed: int) -> Tokenizer:
@@ -53,15 +52,38 @@ def load_tokenizer(path: Path, vocab_size: int, seed: int) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def stage_weights(step: int) -> dict[str, float]:
+def stage_weights(recipe: Recipe, step: int) -> Mapping[str, float]:
     """Return the mixture of families that a step trains on."""
-    return next(weights for start, weights in reversed(STAGES) if step >= start)
+    return next(weights for start, weights in reversed(recipe.stages) if step >= start)
 
 
-def learning_rate_factor(step: int) -> float:
-    """Return the factor of the learning rates at a step: a short warm-up, then SCHEDULE."""
-    steps, factors = zip(*SCHEDULE, strict=True)
+def learning_rate_factor(recipe: Recipe, step: int) -> float:
+    """Return the factor of the learning rates at a step: a short warm-up, then the recipe's schedule."""
+    steps, factors = zip(*recipe.schedule, strict=True)
     return min((step + 1) / WARMUP_STEPS, float(np.interp(step, steps, factors)))
+
+
+def build_batch(recipe: Recipe, tokenizer: Tokenizer, samples: list[batches.Encoded], step: int) -> batches.Batch:
+    """Build the tensors of a step, a pure function of its arguments."""
+    block_length = recipe.block_lengths[step % len(recipe.block_lengths)]
+    rng = np.random.default_rng((recipe.seed, step, 7))
+    if recipe.attention == "full":
+        return canvases.build(tokenizer, samples, block_length, rng, recipe.shifted)
+    return batches.build(tokenizer, samples, block_length, rng, recipe.after_prompt, recipe.shifted)
+
+
+def initial_model(recipe: Recipe, tokenizer: Tokenizer) -> BlockDiffusionModel:
+    """Return the network before its first step: fresh, or grown from the shipped target."""
+    torch.manual_seed(recipe.seed)
+    model = BlockDiffusionModel(recipe.config)
+    if recipe.donor_layers:
+        donor = BlockDiffusionModel(RECIPES["shipped"].config)
+        donor.load_state_dict(load_file(SHIPPED / "model.safetensors"))
+        samples = [batches.encode(tokenizer, s) for s in islice(stream(recipe.seed, "train", WEIGHTS), 64)]
+        length = min(len(s.prompt_ids) + len(s.answer_ids) for s in samples)
+        probe = torch.tensor([(*s.prompt_ids, *s.answer_ids)[:length] for s in samples])
+        grow(model, donor, recipe.donor_layers, probe)
+    return model
 
 
 def save(path: Path, payload: dict[str, Any]) -> None:
@@ -73,25 +95,29 @@ def save(path: Path, payload: dict[str, Any]) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Run the optimisation until `args.steps`, logging one JSON line every `--log-every` steps."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(args.seed)
-    config = ModelConfig()
-    tok = load_tokenizer(out / "tokenizer.json", config.vocab_size, args.seed)
-    model = BlockDiffusionModel(config).to(device)
+    recipe = replace(RECIPES[args.recipe], batch_rows=args.batch_rows or RECIPES[args.recipe].batch_rows)
+    if recipe.donor_layers and not (out / "tokenizer.json").exists():
+        shutil.copy(SHIPPED / "tokenizer.json", out / "tokenizer.json")
+    tok = load_tokenizer(out / "tokenizer.json", recipe.config.vocab_size, recipe.seed)
+    model = initial_model(recipe, tok).to(device)
     print(
         f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}",
         flush=True,
     )
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    is_matrix = {n: p.ndim == 2 and not n.endswith(NOT_MUON) for n, p in model.named_parameters()}
+    matrices = [p for n, p in model.named_parameters() if is_matrix[n]]
+    rest = [p for n, p in model.named_parameters() if not is_matrix[n]]
     optimizers = [
-        Muon(matrices, lr=args.muon_lr),
-        torch.optim.Adam(rest, lr=args.adam_lr, betas=(0.9, 0.95)),
+        Muon(matrices, lr=recipe.muon_lr),
+        torch.optim.Adam(rest, lr=recipe.adam_lr, betas=(0.9, 0.95)),
     ]
-    peaks = [args.muon_lr, args.adam_lr]
-    settings = {"seed": args.seed, "batch_rows": args.batch_rows, "muon_lr": args.muon_lr, "adam_lr": args.adam_lr}
+    peaks = [recipe.muon_lr, recipe.adam_lr]
+    settings = {"recipe": args.recipe, "batch_rows": recipe.batch_rows}
     step, tokens_seen, seconds = 0, 0, 0.0
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists():
@@ -108,12 +134,12 @@ def train(args: argparse.Namespace) -> None:
         )
         print(f"resumed at step {step}", flush=True)
     losses: dict[str, list[float]] = defaultdict(list)
-    source = batches.pools(tok, stage_weights, args.seed, args.batch_rows, POOL_BATCHES, step)
+    source = batches.pools(tok, partial(stage_weights, recipe), recipe.seed, recipe.batch_rows, POOL_BATCHES, step)
+    steps = args.steps or recipe.steps
     began = last = time.perf_counter()
-    while step < args.steps:
-        block_length = BLOCK_LENGTHS[step % len(BLOCK_LENGTHS)]
-        batch = batches.build(tok, next(source), block_length, np.random.default_rng((args.seed, step, 7)))
-        factor = learning_rate_factor(step)
+    while step < steps:
+        batch = build_batch(recipe, tok, next(source), step)
+        factor = learning_rate_factor(recipe, step)
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * factor
@@ -122,6 +148,8 @@ def train(args: argparse.Namespace) -> None:
         token_loss = functional.cross_entropy(logits, batch.targets.to(device), reduction="none")
         weights = batch.weights.to(device)
         loss = (token_loss * weights).sum() / weights.sum()
+        if recipe.config.num_experts:
+            loss = loss + BALANCE_WEIGHT * model.balance()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -151,19 +179,19 @@ def train(args: argparse.Namespace) -> None:
             print(json.dumps(row), flush=True)
             losses.clear()
             last = now
-        if step % args.save_every == 0 or step == args.steps:
+        if step % args.save_every == 0 or step == steps:
             payload = {
                 "model": model.state_dict(),
                 "optimizers": [o.state_dict() for o in optimizers],
                 "step": step,
                 "tokens_seen": tokens_seen,
                 "seconds": seconds + time.perf_counter() - began,
-                "config": config.to_dict(),
+                "config": recipe.config.to_dict(),
                 "settings": settings,
             }
             save(checkpoint, payload)
-        if step % args.keep_every == 0 or step == args.steps:
-            kept = {"model": model.state_dict(), "step": step, "tokens_seen": tokens_seen, "config": config.to_dict()}
+        if step % args.keep_every == 0 or step == steps:
+            kept = {"model": model.state_dict(), "step": step, "tokens_seen": tokens_seen, "config": recipe.config.to_dict()}
             save(out / f"step-{step}.pt", kept)
 
 
@@ -171,11 +199,10 @@ def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="folder for tokenizer, checkpoint and log")
-    parser.add_argument("--steps", type=int, default=SCHEDULE[-1][0], help="stop at this step")
-    parser.add_argument("--batch-rows", type=int, default=24)
-    parser.add_argument("--muon-lr", type=float, default=0.02)
-    parser.add_argument("--adam-lr", type=float, default=4e-3)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--recipe", choices=RECIPES, default="shipped")
+    parser.add_argument("--steps", type=int, help="stop at this step; default: the recipe's last")
+    parser.add_argument("--batch-rows", type=int, help="samples of a step; default: the recipe's")
+    parser.add_argument("--threads", type=int, help="default: torch's")
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--save-every", type=int, default=100, help="steps between resumable checkpoints")
     parser.add_argument("--keep-every", type=int, default=1000, help="steps between weights that are kept for the accuracy curve")
