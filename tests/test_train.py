@@ -17,7 +17,7 @@ from spot_dlm.checkpoint import interrupted_run
 from spot_dlm.decode import generate
 from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters.order import Order
-from spot_dlm.order_model import OrderConfig
+from spot_dlm.order_model import OrderConfig, OrderModel
 from spot_dlm.record import Recording, TraceSetting
 from spot_dlm.simulate import draft_outcomes, simulate
 from spot_dlm.trace_states import TraceStates
@@ -82,6 +82,26 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, traces: Traces, bfloat16: 
     with unchecked():
         again = run(traces, tmp_path / "whole", params)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in whole.items() if k != "seconds"}
+
+
+@pytest.mark.parametrize("kind", ["order", "linear"])
+def test_fine_tuning_begins_where_the_drafter_is(tmp_path: Path, traces: Traces, kind: str) -> None:
+    """A step of almost no size leaves the weights where they were; the run belongs to them and to no others."""
+    params = replace(PARAMS, kind=kind, steps=2, eval_every=2)
+    with unchecked():
+        run(traces, tmp_path / "first", replace(params, adam_lr=0.05))
+        initial = load_order_model(tmp_path / "first")
+        still = replace(params, adam_lr=1e-9, muon_lr=1e-9)
+        about = run(traces, tmp_path / "tuned", still, initial=initial)
+        assert about["initial"] == initial.about["weights_sha256"]
+        tuned, before = load_order_model(tmp_path / "tuned").model.state_dict(), initial.model.state_dict()
+        assert all(torch.allclose(tuned[k], before[k], atol=1e-5) for k in before if k != "sharpness")
+        fresh = OrderModel(initial.model.config).state_dict()
+        assert not all(torch.allclose(fresh[k], before[k], atol=1e-3) for k in before)
+        with pytest.raises(ValueError, match="belongs to a run with other initial"):
+            run(traces, tmp_path / "tuned", still)
+        with pytest.raises(ValueError, match="cannot begin as one of kind"):
+            run(traces, tmp_path / "other", replace(still, kind="linear" if kind == "order" else "order"), initial=initial)
 
 
 def test_refusals(tmp_path: Path, traces: Traces) -> None:

@@ -156,7 +156,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def join_traces(parts: Sequence[Traces]) -> Traces:
-    """Return several recordings as one; prompts and settings are numbered on, the manifest is the first one's with all shards."""
+    """Return several recordings as one; prompts and settings are numbered on, the manifest is the first one's with all shards.
+
+    Where they are of several targets, the manifest's target is named "several" and lists them.
+    """
     if len(parts) == 1:
         return parts[0]
     tables = {name: {c: np.concatenate([getattr(p, name)[c] for p in parts]) for c in columns} for name, columns in COLUMNS.items()}
@@ -164,7 +167,9 @@ def join_traces(parts: Sequence[Traces]) -> Traces:
         shift = np.repeat(np.cumsum([0, *counts[:-1]]), [len(p.sequence[column]) for p in parts])
         tables["sequence"][column] = (tables["sequence"][column] + shift).astype(COLUMNS["sequence"][column][0])
     lists = {key: [entry for p in parts for entry in p.manifest[key]] for key in ("prompts", "settings", "shards")}
-    return Traces({**parts[0].manifest, **lists}, **tables)
+    targets = list({p.manifest["target"]["fingerprint"]: p.manifest["target"] for p in parts}.values())
+    target = targets[0] if len(targets) == 1 else {"name": "several", "fingerprint": "several", "targets": targets}
+    return Traces({**parts[0].manifest, "target": target, **lists}, **tables)
 
 
 def read_traces(folder: Path, check: bool = True) -> Traces:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from spot_dlm.artifacts import replace_file
 from spot_dlm.checkpoint import copy_weights, resume
-from spot_dlm.drafter_files import save_order_model
+from spot_dlm.drafter_files import OrderModelFile, save_order_model
 from spot_dlm.features import encode
 from spot_dlm.order_model import Kind, Layer, OrderConfig, OrderModel, inputs, path_scores
 from spot_dlm.simulate import draft_outcomes
@@ -261,6 +261,7 @@ def train(
     progress: Callable[[int, dict[str, float]], None] = lambda step, row: None,
     command: str = "",
     device: torch.device | str = "cpu",
+    initial: OrderModelFile | None = None,
 ) -> dict[str, Any]:
     """Train, resuming an interrupted run in `out`, and write the drafter: its best checkpoint, training.json and the weights' config.
 
@@ -272,24 +273,33 @@ def train(
         progress: called after every step with the losses, and with the evaluation where there was one.
         command: for the provenance.
         device: of the model.
+        initial: the drafter to begin with (fine-tuning), instead of fresh weights; it gives the sizes, too.
 
     Returns:
         What training.json holds: parameters, history, best step.
 
     Raises:
-        ValueError: if `out` holds a run with other parameters or other traces, or the traces are too small.
+        ValueError: if `out` holds a run with other parameters or other traces, the traces are too small, or `initial` is another kind.
     """
+    if initial is not None:
+        if initial.model.config.kind != params.kind:
+            raise ValueError(f"a drafter of kind {params.kind!r} cannot begin as one of kind {initial.model.config.kind!r}")
+        config = initial.model.config
     config = config or OrderConfig(kind=params.kind)
     states = TraceStates(traces)
     batches = Batches(states, split_sequences(traces, params.seed)[0], params)
     blocks = validation_blocks(states, params.seed)
     torch.manual_seed(params.seed)
     model = OrderModel(config).to(device)
+    if initial is not None:
+        model.load_state_dict(initial.model.state_dict())
+        model.sharpness.fill_(1.0)
     for layer in model.modules():
         if isinstance(layer, Layer):
             layer.dropout = params.dropout
     optimizers = build_optimizers(model, params)
-    identity = {"params": asdict(params), "config": asdict(config), "traces": traces_id(traces)}
+    identity: dict[str, Any] = {"params": asdict(params), "config": asdict(config), "traces": traces_id(traces)}
+    identity["initial"] = None if initial is None else initial.about.get("weights_sha256")
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = out / "checkpoint.pt"
     step, history, best, seconds = 0, History(), copy_weights(model), 0.0

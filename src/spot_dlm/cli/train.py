@@ -20,6 +20,7 @@ from spot_dlm import train as training
 from spot_dlm.checkpoint import interrupted_run
 from spot_dlm.cli import options as o
 from spot_dlm.cli.show import COMMAND, stderr_console
+from spot_dlm.drafter_files import OrderModelFile, load_order_model
 from spot_dlm.order_model import Kind
 from spot_dlm.traces import join_traces, read_traces
 from spot_dlm.train_plots import report
@@ -33,6 +34,9 @@ _DEFAULT_STEPS = ", ".join(f"{training.DEFAULTS[k].get('steps', training.TrainPa
 def train(
     traces: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of finished traces ('spot trace').")],
     out: Annotated[Path, typer.Option("--out", metavar="DRAFTER", help="Folder of the drafter; a second run continues it.")],
+    start: Annotated[
+        Path | None, typer.Option("--from", metavar="DRAFTER", help="Begin with the weights of this drafter (fine-tuning), not with none.")
+    ] = None,
     kind: Annotated[str, typer.Option("--kind", help="'order': the network; 'linear': one weight per feature.")] = "order",
     steps: Annotated[int | None, typer.Option("--steps", help=f"Optimizer steps; default: {_DEFAULT_STEPS}.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, the batches and the split.")] = 0,
@@ -60,6 +64,7 @@ def train(
       spot train traces --out first --steps 1000
       spot trace --prompts prompts.jsonl --drafter-file first --out more && spot train more --out drafter
       spot train traces --out linear --kind linear
+      spot train traces --out mine --from drafter --steps 1500
     """
     if kind not in get_args(Kind):
         raise ValueError(f"--kind {kind} is unknown; choose one of {', '.join(get_args(Kind))}")
@@ -69,6 +74,7 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     console, place = stderr_console(), _device(device)
+    initial = None if start is None else load_order_model(start)
     recorded = join_traces([read_traces(folder) for folder in dict.fromkeys(traces)])
     saved = _saved_run(out)
     chosen: dict[str, Any] = training.DEFAULTS[kind] | {"kind": kind, "seed": seed, "positions": positions}  # type: ignore[index]
@@ -79,7 +85,7 @@ def train(
     done = saved[0] if saved else 0
     state = f"continues at step {done} of {params.steps}" if done else f"{params.steps} steps"
     _say(console, f"{kind}: {state} on {place}, {'bfloat16' if bfloat16 else 'float32'}; {len(recorded.sequence['prompt'])} sequences")
-    about = _train(recorded, out, params, place, done, console)
+    about = _train(recorded, out, params, place, done, console, initial)
     about |= {"reliability": report(recorded, out, lambda remark: _say(console, remark))}
     best, files = about["best"], sorted(p.name for p in out.iterdir() if not p.name.startswith("."))
     lengths = {k: round(best[k], 4) for budget in training.BUDGETS for k in (f"acceptance_{budget}", f"expected_{budget}")}
@@ -123,7 +129,9 @@ def _saved_run(out: Path) -> tuple[int, dict[str, Any]] | None:
     return saved
 
 
-def _train(recorded: Any, out: Path, params: training.TrainParams, device: str, done: int, console: Console) -> dict[str, Any]:
+def _train(
+    recorded: Any, out: Path, params: training.TrainParams, device: str, done: int, console: Console, initial: OrderModelFile | None
+) -> dict[str, Any]:
     reached = saved = done
     out.mkdir(parents=True, exist_ok=True)
     lock = out / ".lock"
@@ -137,7 +145,7 @@ def _train(recorded: Any, out: Path, params: training.TrainParams, device: str, 
                 saved = step if "score" in row else saved
                 show(step, row)
 
-            about = training.train(recorded, out, params, progress=progress, command=COMMAND.get(), device=device)
+            about = training.train(recorded, out, params, progress=progress, command=COMMAND.get(), device=device, initial=initial)
     except KeyboardInterrupt:
         kept = f"step {saved} is kept; run the same command again to continue" if saved else "no checkpoint yet"
         raise KeyboardInterrupt(f"interrupted at step {reached} of {params.steps}: {kept}") from None
