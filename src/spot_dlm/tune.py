@@ -60,6 +60,7 @@ def profile_key(target: Target, drafter: Drafter, params: DecodeParams) -> dict[
     about = json.dumps(getattr(file, "about", {}), sort_keys=True, default=str)
     return {
         "target": spec.fingerprint,
+        "family": spec.family,
         "device": torch.cuda.get_device_name(spec.device) if spec.device.type == "cuda" else cpu_name(),
         "dtype": spec.dtype,
         "threads": torch.get_num_threads(),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from spot_dlm.presets import parse_sampler
 from spot_dlm.targets import load_target
 from spot_dlm.targets.checkpoints import load_host
 from spot_dlm.targets.families import FAMILIES, find_family
@@ -59,6 +60,13 @@ def test_every_row_is_recognised_by_name_or_by_hand():
         assert find_family({"architectures": ["LlamaForCausalLM"]}, "x", name) is row
     with pytest.raises(ValueError, match=r"family='mdlm' is unknown; choose one of llada, illada, "):
         find_family({}, "x", "mdlm")
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("length", [4, 32])
+def test_every_row_names_a_sampler(name, length):
+    params = parse_sampler(ROWS[name].sampler.format(L=length))
+    assert params.block_length == (None if ROWS[name].blocks == "whole" else length)
 
 
 @pytest.mark.parametrize(("architecture", "model", "why"), REFUSED)

@@ -59,6 +59,20 @@ from spot_dlm.interfaces import DecodeParams
         (["verify", "--nodes", "4", "--nodes", "few"], "--nodes few must be"),
         (["verify", "--batch", "0"], "--batch 0 must be at least 1"),
         (["verify", "--batch", "auto"], "--batch"),
+        (["verify", "--sampler", "magic"], "sampler='magic' is unknown; choose one of llada"),
+        (["verify", "--sampler", "llada,steps"], "'steps' must be argument=value"),
+        (["verify", "--sampler", "llada", "--rule", "ltr"], "--sampler says what --rule ltr would: give one of them"),
+        (["verify", "--sampler", "llada", "--rule", "standard"], "--sampler says what --rule standard would: give one of them"),
+        (["verify", "--sampler", "llada", "--temperature", "0"], "--sampler says what --temperature 0.0 would: give one of them"),
+        (["verify", "--sampler", "llada", "--block-length", "8"], "--sampler says what --block-length 8 would: give one of them"),
+        (["verify", "--sampler", "llada", "--stop", "never"], "--sampler says what --stop never would: give one of them"),
+        (["generate", "a", "--sampler", "llada", "--rule", "ltr"], "--sampler says what --rule ltr would: give one of them"),
+        (["generate", "a", "--family", "mdlm"], "family='mdlm' is unknown; choose one of llada, "),
+        (["verify", "--family", "mdlm"], "family='mdlm' is unknown; choose one of llada, "),
+        (["info", "--family", "mdlm"], "family='mdlm' is unknown; choose one of llada, "),
+        (["tune", "--family", "mdlm"], "family='mdlm' is unknown; choose one of llada, "),
+        (["trace", "--task", "json", "--out", "x", "--family", "mdlm"], "family='mdlm' is unknown; choose one of llada, "),
+        (["doctor", "shipped", "--family", "mdlm"], "family='mdlm' is unknown; choose one of llada, "),
         (["demo", "--nodes", "none"], "--nodes none must be"),
         (["verify", "--drafter", "magic"], "root, chain"),
         (["verify", "--task", "json", "--prompts", "p.jsonl"], "not both"),
@@ -143,5 +157,15 @@ def test_info(spot: Spot, tmp_path: Path) -> None:
     assert facts["family"] == "sdar" and facts["rows_independent"] is True and facts["context"] == 512
     assert facts["mask_token"] == {str(ids["<|MASK|>"]): "'<|MASK|>'"}
     assert facts["sizes"]["layers"] == 2 and facts["default"]["nodes"] == DecodeParams().nodes
+    assert facts["preset"] == {
+        "family": "sdar",
+        "sampler": "sdar",
+        "arguments": {"gen_length": 128, "block_length": 4, "denoising_steps": 4, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
+                      "remasking_strategy": "low_confidence_dynamic", "confidence_threshold": 0.85},
+        "block_length": 4,
+        "stop_ids": [316],
+        "mask_token_id": ids["<|MASK|>"],
+    }  # fmt: skip
     table = spot("info").out
+    assert "sampler sdar" in " ".join(table.split()) and "stop_ids 316" in " ".join(table.split())
     assert "rows independent" in table and "yes" in table

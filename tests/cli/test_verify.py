@@ -2,12 +2,15 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from cli.broken_targets import Uneven
 from cli.conftest import Spot
 from toy import unchecked
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture
@@ -42,6 +45,33 @@ def test_broken_target(spot: Spot, prompts: Path, monkeypatch: pytest.MonkeyPatc
     assert first["kind"] == kind and {"id", "block", "step", "standard", "speculative", "gap", "drafter", "nodes"} <= set(first)
     assert f"{kind}\n" in outcome.err and "position" in outcome.err
     assert "divergences" in spot("verify", "--prompts", prompts, "--max-new-tokens", 12, "--temperature", 0).out
+
+
+@pytest.mark.parametrize(
+    ("folder", "family", "sampler", "temperature"),
+    [
+        ("llada", None, "llada,steps=16,gen_length=16,block_length=8", 0.0),
+        ("dream", None, "dream,steps=12,max_new_tokens=12,temperature=0.5", 0.5),
+        ("a2d", "bd3lm", "bd3lm,steps=12,max_new_tokens=12,block_size=4", 0.0),
+        ("sdar", None, "sdar,gen_length=10", 1.0),
+    ],
+)
+def test_official_samplers(spot: Spot, tmp_path: Path, folder: str, family: str | None, sampler: str, temperature: float) -> None:
+    """Both are at the sampler's own temperature; the row of the table is the one asked for."""
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt_ids": [5, 6, 7]}\n{"prompt_ids": [9]}\n', "utf-8")
+    config = json.loads((GOLDEN / folder / "config.json").read_text("utf-8"))
+    shutil.copytree(GOLDEN / folder, tmp_path / folder)
+    (tmp_path / folder / "config.json").write_text(json.dumps(config | {"mask_token_id": 318}), "utf-8")
+    where = ("--model", tmp_path / folder, *(("--family", family) if family else ()))
+    with unchecked():
+        outcome = spot("verify", *where, "--sampler", sampler, "--prompts", path, "--drafter", "chain", "--nodes", 4, "--json")
+        report = json.loads(outcome.out)
+        made = json.loads(spot("generate", *where, "--sampler", sampler, "--prompts", path, "--drafter", "root", "--json").out)
+    assert outcome.code == 0 and report["cases"] == report["identical"] == 2 and report["nfe_standard"] == made["counts"]["nfe"]
+    facts = report["provenance"]
+    assert (facts["sampler"], facts["temperature"], facts["family"]) == (sampler, [temperature], family or folder)
+    assert made["settings"]["temperature"] == temperature and [made["settings"]["rule"]] == facts["rule"]
 
 
 def test_packaged_prompts_and_demo(spot: Spot) -> None:

@@ -17,9 +17,7 @@ from spot_dlm.targets.doctor import Diagnosis, diagnose
 
 def doctor(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="'shipped', a checkpoint folder or a hub id (owner/name).")],
-    family: Annotated[
-        str | None, typer.Option("--family", help="Row of the family table; default: by config.json and the model's name.")
-    ] = None,
+    family: o.FamilyName = None,
     as_json: o.Json = False,
 ) -> None:
     """Say what a checkpoint is and whether it will load and decode, without reading its weights.

@@ -43,12 +43,13 @@ def generate(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Empty the file of --out first.")] = False,
     samples: Annotated[int, typer.Option("-n", "--samples", help="Samples of every prompt.")] = 1,
     model: o.Model = "shipped",
+    family: o.FamilyName = None,
     drafter: o.DrafterName = o.DEFAULT_DRAFTER,
     nodes: o.Nodes = o.DEFAULT_NODES,
     graph: o.Graph = None,
     drafter_file: o.DrafterFile = None,
     transfer: o.Transfer = False,
-    temperature: o.Temperature = 0.0,
+    temperature: o.SamplerTemperature = None,
     top_p: o.TopP = 1.0,
     top_k: o.TopK = 0,
     seed: o.Seed = 0,
@@ -107,7 +108,7 @@ def generate(
     build_drafter(drafter, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
     console = stderr_console()
     lines = _prompt_lines(prompt, prompts, console)
-    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family))
     guess = o.open_drafter(drafter, target.spec, files, lambda text: console.print(f"spot: {text}", highlight=False))
     jobs = [prepare(target, line, params) for line in lines]
     settings = provenance(target, params) | {"drafter": guess.name, "nodes": params.nodes, "raw": raw, "strict": strict}

@@ -18,6 +18,7 @@ from spot_dlm.interfaces import MAX_NODES, DecodeParams, Drafter, Stop, Target, 
 from spot_dlm.presets import SAMPLERS, parse_sampler
 from spot_dlm.rules import ALLOWED, parse_rule
 from spot_dlm.targets import SHIPPED, load_target
+from spot_dlm.targets.families import FAMILIES
 from spot_dlm.transition import Sampling
 
 DEFAULT_DRAFTER = AUTO
@@ -33,6 +34,14 @@ _DRAFTER_HELP = (
 )
 
 Model = Annotated[str, typer.Option("--model", help="'shipped', a checkpoint folder or a hub id (owner/name).")]
+FamilyName = Annotated[
+    str | None,
+    typer.Option(
+        "--family",
+        metavar="NAME",
+        help=f"Row of the family table ({' | '.join(row.name for row in FAMILIES)}); default: by config.json and the model's name.",
+    ),
+]
 DrafterName = Annotated[str, typer.Option("--drafter", help=_DRAFTER_HELP)]
 DrafterNames = Annotated[list[str], typer.Option("--drafter", help=f"{_DRAFTER_HELP} Repeatable; 'all' = those for every rule.")]
 Graph = Annotated[
@@ -58,6 +67,9 @@ Sampler = Annotated[
     ),
 ]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 = the most probable token.")]
+SamplerTemperature = Annotated[
+    float | None, typer.Option("--temperature", help="0 = the most probable token. Default: 0, or what --sampler says.")
+]
 Temperatures = Annotated[list[float], typer.Option("--temperature", help="0 = the most probable token. Repeatable.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Nucleus filter; 1 = off.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Keep the k most probable tokens; 0 = off.")]
@@ -93,6 +105,7 @@ class TargetOptions:
     threads: int | None = None
     raw: bool = False
     strict: int = 1
+    family: str | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,14 @@ def open_target(model: str, options: TargetOptions) -> Target:
     threads = 1 if options.threads is None and model == SHIPPED else options.threads
     if threads is not None:
         torch.set_num_threads(threads)
-    return load_target(model, device=options.device, dtype=options.dtype, use_template=not options.raw, padded_rows=options.strict)
+    return load_target(
+        model,
+        family=options.family,
+        device=options.device,
+        dtype=options.dtype,
+        use_template=not options.raw,
+        padded_rows=options.strict,
+    )
 
 
 def once(say: Callable[[str], None]) -> Callable[[str], None]:
@@ -211,7 +231,7 @@ def check_strict(strict: int, nodes: str) -> None:
 
 def decode_params(
     *,
-    temperature: float = 0.0,
+    temperature: float | None = None,
     top_p: float = 1.0,
     top_k: int = 0,
     seed: int = 0,
@@ -222,7 +242,7 @@ def decode_params(
     stop: str = "block",
     sampler: str | None = None,
 ) -> DecodeParams:
-    """Validate the decoding options.
+    """Validate the decoding options; without a temperature it is the sampler's own, or 0.
 
     Raises:
         ValueError: naming the option, the value and what is allowed.
@@ -233,13 +253,14 @@ def decode_params(
         for option, value, default in (("--rule", rule, DEFAULT_RULE), ("--block-length", block_length, None), ("--stop", stop, "block")):
             if value != default:
                 raise ValueError(f"--sampler says what {option} {value} would: give one of them")
-        common = {"temperature": temperature, "max_new_tokens": max_new_tokens} | ({"top_p": top_p} if top_p != 1 else {})
-        chosen = parse_sampler(sampler, **common | ({"top_k": top_k} if top_k else {}))
+        given = {"temperature": temperature, "top_p": top_p if top_p != 1 else None, "top_k": top_k or None}
+        common = {name: value for name, value in given.items() if value is not None}
+        chosen = parse_sampler(sampler, max_new_tokens=max_new_tokens, **common)
         return replace(chosen, sampling=replace(chosen.sampling, seed=seed), nodes=parse_nodes(nodes))
     checked: Stop = stop  # type: ignore[assignment]  # one of them, as just checked
     return DecodeParams(
         rule=parse_rule(rule),
-        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+        sampling=Sampling(temperature=temperature or 0.0, top_k=top_k, top_p=top_p, seed=seed),
         max_new_tokens=max_new_tokens,
         nodes=parse_nodes(nodes),
         block_length=block_length,

@@ -65,6 +65,7 @@ def provenance(target: Target, params: DecodeParams) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": version("transformers"),
         "model": spec.name,
+        "family": spec.family,
         "fingerprint": spec.fingerprint,
         "num_parameters": spec.num_parameters,
         "device": str(spec.device),

@@ -6,6 +6,7 @@ Example: `spot verify --task json --limit 5 --drafter all --nodes 2 --nodes 8 --
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,12 +23,14 @@ from spot_dlm.cli.show import COMMAND, progress_bar, provenance, stderr_console
 from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import Drafter, Target
-from spot_dlm.rules import describe
+from spot_dlm.presets import SAMPLERS
+from spot_dlm.rules import ALLOWED, describe
 from spot_dlm.sequence import Finished, Pass
 from spot_dlm.stats import Counts
 from spot_dlm.transition import Transition
 
 DEFAULT_LIMIT = 10
+DEFAULT_TEMPERATURES = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Case:
 
 def verify(
     model: o.Model = "shipped",
+    family: o.FamilyName = None,
     drafter: o.DrafterNames = [o.DEFAULT_DRAFTER],  # noqa: B006
     nodes: o.NodesList = [o.DEFAULT_NODES],  # noqa: B006
     graph: o.Graph = None,
@@ -62,8 +66,21 @@ def verify(
     limit: Annotated[
         int | None, typer.Option("--limit", help=f"First so many prompts of the file or of each task (default there: {DEFAULT_LIMIT}).")
     ] = None,
-    temperature: o.Temperatures = [0.0, 1.0],  # noqa: B006
-    rule: o.Rules = [o.DEFAULT_RULE],  # noqa: B006
+    temperature: Annotated[
+        list[float] | None, typer.Option("--temperature", help="0 = the most probable token. Repeatable; default: 0 and 1.")
+    ] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option("--rule", help=f"Unmask rule: {ALLOWED}. Repeatable; default: {o.DEFAULT_RULE}.")
+    ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            "--sampler",
+            metavar="NAME[,ARG=VALUE...]",
+            help=f"An official sampler ({' | '.join(SAMPLERS)}) by its own arguments, its temperature among them, as in "
+            "dream,steps=64,temperature=0.2; instead of --rule, --temperature, --block-length and --stop.",
+        ),
+    ] = None,
     top_p: o.TopP = 1.0,
     top_k: o.TopK = 0,
     seed: o.Seed = 0,
@@ -84,6 +101,8 @@ def verify(
     node budget, with the same seed; with --batch, the speculative decodes of different prompts share passes. Exit code 1 if any
     divergence is real, not a tie or near-tie (gap below 1e-4).
 
+    With --sampler, standard decoding is what that official sampler does, at its own temperature.
+
     JSON keys: cases = number of comparisons (prompt x temperature x rule x drafter x nodes), identical = how many of them are,
     divergences = those that are not, nfe_standard and nfe_speculative = decoding passes summed over the cases, nfe_reduction = their
     ratio, seconds_standard and seconds_speculative, rows = the same for every setting, provenance, command.
@@ -94,13 +113,14 @@ def verify(
       spot verify --task json --drafter all --nodes 2 --nodes 8 --temperature 0 --temperature 1 --json
       spot verify --batch 16 --nodes auto --nodes 8
       spot verify --prompts prompts.jsonl --rule standard --rule threshold=0.9 --rule bfloat16
+      spot verify --model GSAI-ML/LLaDA-8B-Instruct --sampler llada,steps=64,block_length=32 --limit 2
     """
     grid = [
         o.decode_params(
             temperature=t, top_p=top_p, top_k=top_k, seed=seed, rule=r, max_new_tokens=max_new_tokens, nodes=n,
-            block_length=block_length, stop=stop,
+            block_length=block_length, stop=stop, sampler=sampler,
         )
-        for n in nodes for t in temperature for r in rule
+        for n in nodes for t, r in _settings(temperature, rule, sampler)
     ]  # fmt: skip
     if batch < 1:
         raise ValueError(f"--batch {batch} must be at least 1")
@@ -116,7 +136,7 @@ def verify(
     budgets = list(dict.fromkeys(o.parse_nodes(n) for n in nodes))
     console = stderr_console()
     lines = _prompt_lines(prompts, task, limit, console)
-    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict))
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family))
 
     say = o.once(lambda text: console.print(f"spot: {text}", highlight=False))
     everywhere = [n for n in dict.fromkeys(names) if n in drafter or not o.is_left_out(n, target.spec, files, say)]
@@ -134,14 +154,27 @@ def verify(
                     console.print(f"{_name(case)}: {case.divergence}", markup=False, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted after {len(cases)} comparisons, {_identical(cases)} identical") from None
-    facts = provenance(target, reference_grid[0]) | {"temperature": temperature, "rule": list(rule), "strict": strict, "raw": raw}
-    facts["batch"] = batch
+    temperatures = list(dict.fromkeys(params.sampling.temperature for params in reference_grid))
+    rules = rule or [describe(reference_grid[0].rule)]
+    facts = provenance(target, reference_grid[0]) | {"temperature": temperatures, "rule": rules, "sampler": sampler}
+    facts |= {"strict": strict, "raw": raw, "batch": batch}
     report = _report(cases, len(lines)) | {"provenance": facts, "command": COMMAND.get()}
     (console if as_json else Console()).print(_table(report))
     if as_json:
         print(json.dumps(report))
     if any(c.divergence is not None and c.divergence.kind == "real" for c in cases):
         raise typer.Exit(1)
+
+
+def _settings(temperature: list[float] | None, rule: list[str] | None, sampler: str | None) -> list[tuple[float | None, str]]:
+    """Return the pairs of temperature and rule to verify; a sampler says both itself."""
+    if sampler is None:
+        return list(product(temperature or DEFAULT_TEMPERATURES, rule or [o.DEFAULT_RULE]))
+    given: list[tuple[str, list[Any] | None]] = [("--rule", rule), ("--temperature", temperature)]
+    for option, values in given:
+        if values:
+            raise ValueError(f"--sampler says what {option} {values[0]} would: give one of them")
+    return [(None, o.DEFAULT_RULE)]
 
 
 def _prompt_lines(prompts: Path | None, task: list[str] | None, limit: int | None, console: Console) -> list[PromptLine]:

@@ -32,6 +32,7 @@ class Family:
         cuts_last_block: on a grid, the last block ends with the last new token.
         hides_padding: a generated padding token is not seen from later blocks and takes no position there.
         rotary_float32: heads are turned in float32 whatever the number format.
+        sampler: the authors' sampler (`spot_dlm.presets`) with the arguments that are this family's own, {L} for the length of a block.
         translate: raw config.json to the native configuration's fields.
         key_mapping: regular expressions and what they become in the names of tensors, in order.
         named: the row is meant only where this expression finds something in the folder's or repository's name, upper case or lower.
@@ -51,6 +52,7 @@ class Family:
     cuts_last_block: bool = False
     hides_padding: bool = False
     rotary_float32: bool = False
+    sampler: str
     translate: Callable[[Mapping[str, Any]], Config] = keep
     key_mapping: Mapping[str, str] = field(default_factory=dict)
     named: str | None = None
@@ -66,54 +68,58 @@ _A2D = {"A2DQwen3LMHeadModel": "Qwen3", "A2DQwen2LMHeadModel": "Qwen2", "A2DLlam
 FAMILIES = (
     Family(
         name="llada", hosts={"LLaDAModelLM": "Llama"}, mask_tokens=("<|mdm_mask|>",), mask_id=126336, stop_ids=(126081,),
-        attention="full", blocks="generated", block_length=32, rotary_float32=True, translate=translate_llada, key_mapping=LLADA_KEYS,
+        attention="full", blocks="generated", block_length=32, rotary_float32=True, sampler="llada,block_length={L}",
+        translate=translate_llada, key_mapping=LLADA_KEYS,
     ),
     Family(
         name="illada", hosts={"ILLaDAForCausalLM": "Llama"}, mask_tokens=("<[MASK]>",), mask_id=5, stop_ids=(2,),
-        attention="full", blocks="generated", block_length=128,
+        attention="full", blocks="generated", block_length=128, sampler="llada,block_length={L}",
     ),
     Family(
         name="llada_moe", hosts={"LLaDAMoEModelLM": "Qwen3Moe"}, mask_id=156895, stop_ids=(156892,),
-        attention="full", blocks="generated", block_length=32, translate=translate_llada_moe,
+        attention="full", blocks="generated", block_length=32, sampler="llada,block_length={L}", translate=translate_llada_moe,
     ),
     Family(
         name="llada2", hosts={"LLaDA2MoeModelLM": "Glm4Moe"}, host_config="SarvamMoEConfig", mask_tokens=("<|mask|>",), mask_id=156895,
-        stop_ids=(156892,), attention="block_causal", blocks="grid", block_length=32, translate=translate_llada2,
+        stop_ids=(156892,), attention="block_causal", blocks="grid", block_length=32, sampler="llada2,block_length={L},steps={L}",
+        translate=translate_llada2,
     ),
     Family(
         name="dream_reasoner", hosts={"DreamModel": "Qwen3", "DreamForCausalLM": "Qwen3"}, named="dream-?reasoner", mask_id=151669,
         attention="block_causal", blocks="grid", block_length=32,
+        sampler="sdar,block_length={L},denoising_steps={L},temperature=0.0,confidence_threshold=0.9",
     ),
     Family(
         name="dream", hosts={"DreamModel": "Qwen2"}, mask_tokens=("<|mask|>",), mask_id=151666, stop_ids=(151643,),
-        attention="full", shift="global", blocks="whole", block_length=128,
+        attention="full", shift="global", blocks="whole", block_length=128, sampler="dream",
     ),
     Family(
         name="open-dcoder", hosts={"Qwen2ForCausalLM": "Qwen2"}, named="open-?dcoder", mask_tokens=("<M>", "[MASK]"),
-        attention="full", shift="global", blocks="whole", block_length=128,
+        attention="full", shift="global", blocks="whole", block_length=128, sampler="dream",
     ),
     Family(
         name="sdar", hosts={"SDARForCausalLM": "Qwen3"}, mask_tokens=("<|MASK|>",), mask_id=151669, stop_ids=(151645, 151643),
-        attention="block_causal", blocks="grid", block_length=4,
+        attention="block_causal", blocks="grid", block_length=4, sampler="sdar,block_length={L},denoising_steps={L}",
     ),
     Family(
         name="sdar_moe", hosts={"SDARMoeForCausalLM": "Qwen3Moe"}, mask_tokens=("<|MASK|>",), mask_id=151669, stop_ids=(151645, 151643),
-        attention="block_causal", blocks="grid", block_length=4,
+        attention="block_causal", blocks="grid", block_length=4, sampler="sdar,block_length={L},denoising_steps={L}",
     ),
     Family(
         name="stable_diffcoder", hosts={"StableDiffcoderForCausalLM": "Llama"}, mask_id=5,
-        attention="block_causal", blocks="grid", block_length=4, cuts_last_block=True,
+        attention="block_causal", blocks="grid", block_length=4, cuts_last_block=True, sampler="llada,block_length={L},threshold=0.95",
     ),
     Family(
         name="fast_dllm_v2", hosts={"Fast_dLLM_QwenForCausalLM": "Qwen2"}, mask_tokens=("|<MASK>|",), mask_id=151665, stop_ids=(151645,),
-        attention="block_causal", shift="block", blocks="grid", block_length=32, needs_seed=True,
+        attention="block_causal", shift="block", blocks="grid", block_length=32, needs_seed=True, sampler="fast_dllm_v2,block_size={L}",
     ),
     Family(
         name="bd3lm", hosts=_A2D, named="bd3lm", mask_tokens=("<|mask|>",), stop_ids=(151645,),
-        attention="block_causal", blocks="generated", block_length=32, hides_padding=True,
+        attention="block_causal", blocks="generated", block_length=32, hides_padding=True, sampler="bd3lm,block_size={L}",
     ),
     Family(
-        name="a2d", hosts=_A2D, mask_tokens=("<|mask|>",), stop_ids=(151645,), attention="full", blocks="generated", block_length=32,
+        name="a2d", hosts=_A2D, mask_tokens=("<|mask|>",), stop_ids=(151645,),
+        attention="full", blocks="generated", block_length=32, sampler="mdlm,block_size={L}",
     ),
 )  # fmt: skip
 
