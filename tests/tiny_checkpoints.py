@@ -98,13 +98,16 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|MASK|>")
 ADDED = ("<think>", "</think>")  # added tokens that are not marked special, as in Qwen3
 
 
-def write_tokenizer(folder: Path, layout: str = "tokenizer.json", template: str | None = CHATML) -> dict[str, int]:
+def write_tokenizer(
+    folder: Path, layout: str = "tokenizer.json", template: str | None = CHATML, special: tuple[str, ...] = SPECIAL
+) -> dict[str, int]:
     """Write byte-level BPE tokenizer files with a few merges, added tokens from id 260 on, later ids undefined; return the added ids.
 
     Args:
         folder: the checkpoint.
         layout: "tokenizer.json", or "vocab.json" for vocab.json + merges.txt (Qwen's other layout).
         template: chat template, None for a base model.
+        special: special tokens.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -114,13 +117,13 @@ def write_tokenizer(folder: Path, layout: str = "tokenizer.json", template: str 
     for left, right in merges:
         vocab[left + right] = len(vocab)
     first = len(vocab)
-    ids = {text: first + i for i, text in enumerate((*SPECIAL, *ADDED))}
+    ids = {text: first + i for i, text in enumerate((*special, *ADDED))}
     config: dict[str, Any] = {
         "tokenizer_class": "Qwen2Tokenizer",
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "added_tokens_decoder": {
-            str(i): {"content": text, "special": text in SPECIAL, "lstrip": False, "rstrip": False, "normalized": False}
+            str(i): {"content": text, "special": text in special, "lstrip": False, "rstrip": False, "normalized": False}
             for text, i in ids.items()
         },
     }
@@ -134,7 +137,7 @@ def write_tokenizer(folder: Path, layout: str = "tokenizer.json", template: str 
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in ADDED])
     tokenizer.save(str(folder / "tokenizer.json"))
     return ids

@@ -114,6 +114,15 @@ def test_without_tokenizer_ids_still_work(spot: Spot, tmp_path: Path) -> None:
     assert done.code == 0 and len(done.rows[0]["token_ids"]) == 4
 
 
+def test_base_models_take_bare_prompts(spot: Spot, tmp_path: Path) -> None:
+    write_sdar(tmp_path / "SDAR-Base", vocab_size=VOCAB)
+    write_tokenizer(tmp_path / "SDAR-Base", template=None)
+    words = ("generate", "the", "--model", tmp_path / "SDAR-Base", "--max-new-tokens", 4, "--nodes", 2)
+    refused = spot(*words)
+    assert refused.code == 2 and "no chat template" in refused.err and "--raw" in refused.err and refused.err.count("\n") == 1
+    assert spot(*words, "--raw").code == 0
+
+
 def test_a_target_that_fails(spot: Spot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch raises RuntimeError, often over several lines."""
 

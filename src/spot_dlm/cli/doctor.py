@@ -70,7 +70,8 @@ def _lines(told: Diagnosis) -> dict[str, str]:
         pairs = (f"{i} {text!r}" if text else str(i) for i, text in zip(found["ids"], found["texts"], strict=True))
         lines[{"mask": "mask token", "end": "end tokens"}.get(name, name)] = f"{', '.join(pairs) or 'none'} from {found['from']}"
     lines |= {"vocabulary": str(told.vocabulary or "unknown"), "context": str(told.max_length or "unknown")}
-    lines |= {"tokenizer": told.tokenizer or "no", "chat template": f"yes, {told.chat_template}" if told.chat_template else "no"}
+    lines |= {"tokenizer": told.tokenizer or "no"}
+    lines["chat template"] = f"yes, {told.chat_template}" if told.chat_template else "no: prompts are encoded bare, with --raw"
     return lines
 
 

@@ -80,7 +80,7 @@ StopAt = Annotated[str, typer.Option("--stop", help="'block' completes the block
 Dtype = Annotated[str | None, typer.Option("--dtype", help="float32 | bfloat16 | float16; default: float32 on a CPU.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu | cuda | ...; default: an accelerator if there is one.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; default: 1 for the shipped model, else torch's.")]
-Raw = Annotated[bool, typer.Option("--raw", help="Encode the bare prompt, without the chat template.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Encode the bare prompt, without a chat template (base models).")]
 Strict = Annotated[
     int,
     typer.Option("--strict", metavar="ROWS", help="Evaluate every pass at so many rows: --nodes or more (equal kernels on any device)."),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spot_dlm.targets.checkpoints import SHIPPED, attention_problems, key_problems, locate, missing_experts, outline, read_json
-from spot_dlm.targets.families import Family, find_family
+from spot_dlm.targets.families import Family, chat_templates, find_family
 from spot_dlm.targets.special_ids import CONFIG, GENERATION, TOKENIZER, block_length, end_tokens, mask_token
 from spot_dlm.targets.text import TextCodec
 from spot_dlm.targets.weights import check_host
@@ -62,7 +62,7 @@ class Diagnosis:
         memory: bytes of the weights by the number format they are loaded in.
         ids: mask, end tokens and padding: "ids", their "texts" and where they are "from".
         tokenizer: its file.
-        chat_template: its file.
+        chat_template: its file, or the family whose template stands in; None: text must be encoded bare.
         vocabulary: number of token ids.
         max_length: most positions.
         missing: tensors that the native class needs and the files lack.
@@ -127,6 +127,8 @@ def diagnose(model: str, family: str | None = None) -> Diagnosis:
     if row is None:
         return told
     _describe(row, config, model, family, told)
+    if told.chat_template is None and codec is not None and codec.fitting(chat_templates(row, name)):
+        told.chat_template = f"default of {row.name}"
     _compare(folder, config, row, headers, told)
     _find_ids(folder, config, codec, row, told)
     if codec is not None and told.vocabulary is not None and (highest := max(codec.defined_ids, default=0)) >= told.vocabulary:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from spot_dlm.targets.chat_templates import DREAM, LLADA, LLADA2, QWEN2_5, QWEN3, QWEN3_NOT_THINKING
 from spot_dlm.targets.translations import LLADA_KEYS, Config, keep, translate_llada, translate_llada2, translate_llada_moe
 
 
@@ -33,6 +34,7 @@ class Family:
         hides_padding: a generated padding token is not seen from later blocks and takes no position there.
         rotary_float32: heads are turned in float32 whatever the number format.
         sampler: the authors' sampler (`spot_dlm.presets`) with the arguments that are this family's own, {L} for the length of a block.
+        chat_templates: for checkpoints without one; the first counts whose special tokens the tokenizer has.
         translate: raw config.json to the native configuration's fields.
         key_mapping: regular expressions and what they become in the names of tensors, in order.
         named: the row is meant only where this expression finds something in the folder's or repository's name, upper case or lower.
@@ -53,6 +55,7 @@ class Family:
     hides_padding: bool = False
     rotary_float32: bool = False
     sampler: str
+    chat_templates: tuple[str, ...] = ()
     translate: Callable[[Mapping[str, Any]], Config] = keep
     key_mapping: Mapping[str, str] = field(default_factory=dict)
     named: str | None = None
@@ -69,7 +72,7 @@ FAMILIES = (
     Family(
         name="llada", hosts={"LLaDAModelLM": "Llama"}, mask_tokens=("<|mdm_mask|>",), mask_id=126336, stop_ids=(126081,),
         attention="full", blocks="generated", block_length=32, rotary_float32=True, sampler="llada,block_length={L}",
-        translate=translate_llada, key_mapping=LLADA_KEYS,
+        chat_templates=(LLADA,), translate=translate_llada, key_mapping=LLADA_KEYS,
     ),
     Family(
         name="illada", hosts={"ILLaDAForCausalLM": "Llama"}, mask_tokens=("<[MASK]>",), mask_id=5, stop_ids=(2,),
@@ -82,7 +85,7 @@ FAMILIES = (
     Family(
         name="llada2", hosts={"LLaDA2MoeModelLM": "Glm4Moe"}, host_config="SarvamMoEConfig", mask_tokens=("<|mask|>",), mask_id=156895,
         stop_ids=(156892,), attention="block_causal", blocks="grid", block_length=32, sampler="llada2,block_length={L},steps={L}",
-        translate=translate_llada2,
+        chat_templates=(LLADA2,), translate=translate_llada2,
     ),
     Family(
         name="dream_reasoner", hosts={"DreamModel": "Qwen3", "DreamForCausalLM": "Qwen3"}, named="dream-?reasoner", mask_id=151669,
@@ -91,7 +94,7 @@ FAMILIES = (
     ),
     Family(
         name="dream", hosts={"DreamModel": "Qwen2"}, mask_tokens=("<|mask|>",), mask_id=151666, stop_ids=(151643,),
-        attention="full", shift="global", blocks="whole", block_length=128, sampler="dream",
+        attention="full", shift="global", blocks="whole", block_length=128, sampler="dream", chat_templates=(DREAM,),
     ),
     Family(
         name="open-dcoder", hosts={"Qwen2ForCausalLM": "Qwen2"}, named="open-?dcoder", mask_tokens=("<M>", "[MASK]"),
@@ -100,10 +103,12 @@ FAMILIES = (
     Family(
         name="sdar", hosts={"SDARForCausalLM": "Qwen3"}, mask_tokens=("<|MASK|>",), mask_id=151669, stop_ids=(151645, 151643),
         attention="block_causal", blocks="grid", block_length=4, sampler="sdar,block_length={L},denoising_steps={L}",
+        chat_templates=(QWEN3,),
     ),
     Family(
         name="sdar_moe", hosts={"SDARMoeForCausalLM": "Qwen3Moe"}, mask_tokens=("<|MASK|>",), mask_id=151669, stop_ids=(151645, 151643),
         attention="block_causal", blocks="grid", block_length=4, sampler="sdar,block_length={L},denoising_steps={L}",
+        chat_templates=(QWEN3,),
     ),
     Family(
         name="stable_diffcoder", hosts={"StableDiffcoderForCausalLM": "Llama"}, mask_id=5,
@@ -112,14 +117,17 @@ FAMILIES = (
     Family(
         name="fast_dllm_v2", hosts={"Fast_dLLM_QwenForCausalLM": "Qwen2"}, mask_tokens=("|<MASK>|",), mask_id=151665, stop_ids=(151645,),
         attention="block_causal", shift="block", blocks="grid", block_length=32, needs_seed=True, sampler="fast_dllm_v2,block_size={L}",
+        chat_templates=(QWEN2_5,),
     ),
     Family(
         name="bd3lm", hosts=_A2D, named="bd3lm", mask_tokens=("<|mask|>",), stop_ids=(151645,),
         attention="block_causal", blocks="generated", block_length=32, hides_padding=True, sampler="bd3lm,block_size={L}",
+        chat_templates=(QWEN3_NOT_THINKING, QWEN2_5),
     ),
     Family(
         name="a2d", hosts=_A2D, mask_tokens=("<|mask|>",), stop_ids=(151645,),
         attention="full", blocks="generated", block_length=32, sampler="mdlm,block_size={L}",
+        chat_templates=(QWEN3_NOT_THINKING, QWEN2_5),
     ),
 )  # fmt: skip
 
@@ -160,7 +168,7 @@ def find_family(config: Mapping[str, Any], model: str, family: str | None = None
         if found is None:
             raise ValueError(f"family={family!r} is unknown; choose one of {', '.join(row.name for row in FAMILIES)}")
         return found
-    architecture, name = _architecture(config), model.rstrip("/").rpartition("/")[2]
+    architecture, name = _architecture(config), _last_part(model)
     for refused in _REFUSED:
         if architecture in refused.architectures or _finds(refused.named, name):
             raise ValueError(f"{model}: this is {refused.what} ({architecture}), which is not supported: {refused.why}")
@@ -171,6 +179,15 @@ def find_family(config: Mapping[str, Any], model: str, family: str | None = None
         raise ValueError(f"{model}: {architecture} is an autoregressive checkpoint, not a diffusion model")
     known = ", ".join(dict.fromkeys(name for row in FAMILIES if row.named is None for name in row.hosts))
     raise ValueError(f"{model}: architecture {architecture} is not supported; supported: {known}")
+
+
+def chat_templates(family: Family, model: str) -> tuple[str, ...]:
+    """Return the templates for a checkpoint without one; none for a base model, which has "base" in the last part of its name."""
+    return () if _finds("base", _last_part(model)) else family.chat_templates
+
+
+def _last_part(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2]
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from spot_dlm.interfaces import TargetSpec
 from spot_dlm.state import MASKED
 from spot_dlm.targets.block_causal import BlockCausalTarget
 from spot_dlm.targets.checkpoints import SHIPPED, fingerprint, load_host, locate, read_json
-from spot_dlm.targets.families import Family, find_family
+from spot_dlm.targets.families import Family, chat_templates, find_family
 from spot_dlm.targets.full_attention import FullAttentionTarget
 from spot_dlm.targets.special_ids import block_length as stated_length
 from spot_dlm.targets.special_ids import end_tokens, mask_token
@@ -51,7 +51,7 @@ def load_target(
         stop_ids: overrides the checkpoint's end tokens.
         pad_token_id: overrides the checkpoint's; of use to bd3lm only, where later blocks do not see it.
         right_shift: logits of an A2D checkpoint predict the next position (dllm's right_shift_logits).
-        use_template: wrap text prompts in the checkpoint's chat template.
+        use_template: wrap text prompts in the checkpoint's chat template, or in its family's where it has none and is no base model.
         padded_rows: see Adapter (strict mode).
 
     Raises:
@@ -59,8 +59,9 @@ def load_target(
     """
     folder = locate(model)
     config = read_json(folder / "config.json", model)
-    row = find_family(config, model if model == SHIPPED or not Path(model).exists() else str(folder.resolve()), family)
-    codec = TextCodec.read(folder, use_template)
+    called = model if model == SHIPPED or not Path(model).exists() else str(folder.resolve())
+    row = find_family(config, called, family)
+    codec = TextCodec.read(folder, use_template, chat_templates(row, called))
     default_device = "cpu" if model == SHIPPED or not torch.cuda.is_available() else "cuda"
     place = torch.device(device or default_device)
     number = _dtype(dtype, config, place)

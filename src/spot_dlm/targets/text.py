@@ -9,21 +9,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+_MARKS = re.compile(r"<\|[^|]+\|>|</?think>")
+_NO_TEMPLATE = (
+    "the checkpoint has no chat template and none is known for it (a base model?): "
+    "encode the bare prompt with --raw (use_template=False), or add chat_template.jinja"
+)
 _CONTENT = "\N{OBJECT REPLACEMENT CHARACTER}spot-content\N{OBJECT REPLACEMENT CHARACTER}"
 
 
 class TextCodec:
-    """A fast tokenizer with its chat template; `use_template=False` encodes the bare text (base models)."""
+    """A fast tokenizer with its chat template; `use_template=False` encodes the bare text (base models).
+
+    Without a template, text is refused unless it is to be bare: a prompt that a model was never trained on is not a thing to guess.
+    """
 
     def __init__(self, tokenizer: Any, use_template: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._use_template = use_template and bool(tokenizer.chat_template)
+        self._use_template = use_template
         added = sorted((t.content for t in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, added))) if added else None
 
     @classmethod
-    def read(cls, folder: Path, use_template: bool = True) -> "TextCodec | None":
+    def read(cls, folder: Path, use_template: bool = True, templates: Sequence[str] = ()) -> "TextCodec | None":
         """Read tokenizer.json (or vocab.json and merges.txt) and the chat template; None where there is no tokenizer.
+
+        Args:
+            folder: the checkpoint.
+            use_template: wrap text in the chat template.
+            templates: where the checkpoint has none, the first of these whose special tokens the tokenizer has.
 
         Raises:
             ValueError: if a tokenizer file cannot be parsed or the chat template cannot be used.
@@ -46,10 +59,11 @@ class TextCodec:
                 return None
         except Exception as error:  # the tokenizers library raises bare Exception
             raise ValueError(f"the tokenizer files in {folder} cannot be read: {error}") from error
-        tokenizer.chat_template = template
         codec = cls(tokenizer, use_template)
+        tokenizer.chat_template = template or codec.fitting(templates)
         try:
-            codec.encode("a")
+            if use_template and tokenizer.chat_template:
+                codec.encode("a")
         except Exception as error:  # jinja raises its own and whatever the template divides by
             raise ValueError(f"the chat template in {folder} cannot be used: {error}") from error
         return codec
@@ -58,6 +72,11 @@ class TextCodec:
     def defined_ids(self) -> set[int]:
         """Ids that have a text."""
         return set(self._tokenizer.get_vocab().values())
+
+    def fitting(self, templates: Sequence[str]) -> str | None:
+        """Return the first template whose special tokens are tokens here."""
+        known = self._tokenizer.get_vocab()
+        return next((t for t in templates if all(token in known for token in _MARKS.findall(t))), None)
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token's exact text, None if there is none."""
@@ -72,12 +91,14 @@ class TextCodec:
         """Encode user text inside the chat template; special tokens typed in the text stay ordinary text.
 
         Raises:
-            ValueError: if the text is empty.
+            ValueError: if the text is empty, or there is no chat template to put it in.
         """
         if not text.strip():
             raise ValueError("the prompt is empty; give at least one character")
         if not self._use_template:
             return self._plain(text)
+        if not self._tokenizer.chat_template:
+            raise ValueError(_NO_TEMPLATE)
         if self._special is None or not self._special.search(text):
             return self._template_ids(self._render(text))
         head, _, tail = self._render(_CONTENT).partition(_CONTENT)
