@@ -112,3 +112,47 @@ def tradeoff_markdown(document: dict[str, Any]) -> str:
     """Return the whole report of `tradeoff` in Markdown."""
     table = markdown_table(TRADEOFF_HEAD, tradeoff_lines(document["rows"]))
     return f"# Accuracy against speed\n\n`{document['command']}`\n\n{table}\n"
+
+
+TRANSFER_DRAFTERS = ("chain-published", "chain", "spiffy", "transferred", "others", "own", "oracle")
+
+
+def transfer_tables(document: dict[str, Any], intervals: bool = True) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Return (title, head, rows) for every temperature and resolution: acceptance lengths by target and budget, then ratios.
+
+    Without intervals a ratio has a star where its interval holds no 1.
+    """
+    keys = ("temperature", "resolution")
+    shown = [c for c in document["cells"] if c["drafter"] == c["family"]]
+    drafters = [d for d in TRANSFER_DRAFTERS if any(c["drafter"] == d for c in shown)]
+    rivals = list(dict.fromkeys(r["rival"] for r in document["comparisons"]))
+    tables = []
+    for place in dict.fromkeys(tuple(c[k] for k in keys) for c in shown):
+        here = [c for c in shown if tuple(c[k] for k in keys) == place]
+        ratios = [r for r in document["comparisons"] if tuple(r[k] for k in keys) == place]
+        lengths, over = [], []
+        for target, nodes in dict.fromkeys((c["target"], c["nodes"]) for c in here):
+            cells = {c["drafter"]: c for c in here if (c["target"], c["nodes"]) == (target, nodes)}
+            rows = {r["rival"]: r for r in ratios if (r["target"], r["nodes"]) == (target, nodes)}
+            lengths.append([target, str(nodes), *(_figure(cells.get(d), intervals) for d in drafters)])
+            over.append([target, str(nodes), *(_ratio(rows.get(r), intervals) for r in rivals)])
+        where = f"T = {place[0]:g}, {place[1]}"
+        tables.append((f"transitions per pass, {where}", ["target", "N", *drafters], lengths))
+        tables.append((f"transferred over others, {where}", ["target", "N", *rivals], over))
+    return tables
+
+
+def _ratio(row: dict[str, Any] | None, intervals: bool) -> str:
+    if row is None:
+        return ""
+    return f"{row['ratio']:.2f}" + (
+        f" [{row['low']:.2f}, {row['high']:.2f}]" if intervals else "" if row["low"] <= 1 <= row["high"] else "*"
+    )
+
+
+def transfer_markdown(document: dict[str, Any]) -> str:
+    """Return the whole report of `transfer` in Markdown."""
+    parts = ["# Transfer", f"`{document['command']}`", f"95 % intervals: {document['intervals']}."]
+    for title, head, rows in transfer_tables(document):
+        parts += [f"## {title}", markdown_table(head, rows)]
+    return "\n\n".join(parts) + "\n"

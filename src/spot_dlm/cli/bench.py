@@ -17,12 +17,14 @@ from spot_dlm.bench.drafters import FAMILIES, entries
 from spot_dlm.cli import options as o
 from spot_dlm.cli.bench_show import check_files, chosen, facts, finish, progress, say, shown_tables, table, where
 from spot_dlm.cli.bench_speed import speed
+from spot_dlm.cli.bench_transfer import transfer
 from spot_dlm.cli.show import COMMAND, stderr_console
 from spot_dlm.drafters import DRAFTERS
 from spot_dlm.tasks import FAMILY_TASKS, SPLITS, TASKS
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("speed", short_help="Wall-clock speed-up of every drafter, and where the time goes.")(speed)
+app.command("transfer", short_help="A drafter on targets that it was not trained on.")(transfer)
 
 FULL: dict[str, Any] = {"limit": 20, "temperature": [0.0, 1.0], "nodes": [2, 4, 8, 16, 32], "max_new_tokens": o.MAX_NEW_TOKENS}
 QUICK: dict[str, Any] = {"limit": 2, "temperature": [0.0, 1.0], "nodes": [4, 8, 16, 32], "max_new_tokens": 32}
