@@ -51,7 +51,12 @@ class BlockCausalTarget(Adapter):
         """Cache prompt blocks, in chunks of whole blocks under a block-causal mask.
 
         Blocks that count from the end of the prompt leave a shorter one at its beginning.
+
+        Raises:
+            ValueError: for a part of a block on a grid, and for blocks that a seed would fill.
         """
+        if self._spec.seeds and block_length < 2:
+            raise ValueError(f"block_length={block_length} must be at least 2 where every block begins with a seed")
         ragged = len(token_ids) % block_length
         if ragged and self._spec.blocks == "grid":
             raise ValueError(f"prefill takes whole blocks of {block_length}, got {len(token_ids)} tokens")
