@@ -47,8 +47,20 @@ def _absorb(h: int, w: int) -> int:
 
 def noise_uniform(seed: int, sequence: int, block: int, step: int, position: int, vocab_size: int) -> np.ndarray:
     """The uniforms U of the noise, float64, one for each token."""
+    return _uniform((seed, sequence, block, step, position), vocab_size)
+
+
+ORDER = int.from_bytes(b"order", "big")
+
+
+def order_uniform(seed: int, sequence: int, block: int, step: int, position: int) -> float:
+    """The uniform of a position, from a key of six words; nothing of the tokens' noise is in it."""
+    return float(_uniform((seed, sequence, ORDER, block, step, position), 1)[0])
+
+
+def _uniform(words: tuple, vocab_size: int) -> np.ndarray:
     h1 = 0
-    for word in (seed, sequence, block, step, position):
+    for word in words:
         h1 = _absorb(h1, word & MASK64)
     h2 = _mix((h1 + C1) & MASK64)
     token = np.arange(vocab_size, dtype=np.uint64)  # arrays wrap around silently
@@ -79,7 +91,7 @@ class ReferenceRule:
     decoder; `exact_law` refuses it.
     """
 
-    select: str = "top"  # top | threshold | left_to_right | leftmost_above
+    select: str = "top"  # top | threshold | left_to_right | leftmost_above | arrival
     num_per_step: int = 1
     threshold: float = 0.9
     strict: bool = True
@@ -91,13 +103,16 @@ class ReferenceRule:
     span: int = 0
     late_ids: tuple = ()
     suppressed_ids: tuple = ()
+    order_temperature: float = 0.0  # 0: by confidence, inf: every order alike
     temperature: float = 0.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1.0: off
     seed: int = 0
 
     def __post_init__(self):
-        assert self.select in ("top", "threshold", "left_to_right", "leftmost_above"), self.select
+        assert self.select in ("top", "threshold", "left_to_right", "leftmost_above", "arrival"), self.select
+        assert self.select != "arrival" or self.schedule.kind == "timesteps"
+        assert self.order_temperature == 0 or self.select == "top"
         assert self.confidence in ("probability", "max_probability", "margin", "entropy"), self.confidence
         assert self.source in ("raw", "tempered", "filtered"), self.source
         assert self.resolution in ("float32", "bfloat16"), self.resolution
@@ -105,7 +120,9 @@ class ReferenceRule:
 
     @property
     def order_depends_on_sample(self) -> bool:
-        return self.select != "left_to_right" and self.confidence == "probability"
+        if self.select in ("left_to_right", "arrival") or self.order_temperature == math.inf:
+            return False
+        return self.confidence == "probability"
 
 
 def without(token_ids: tuple, logits: np.ndarray) -> np.ndarray:
@@ -134,7 +151,7 @@ def scheduled_counts(kind: str, steps: int, begun: int, length: int) -> list:
 
 
 def count_of(rule: ReferenceRule, begun: int, length: int, step: int) -> int:
-    if rule.schedule is None:
+    if rule.schedule is None or rule.select == "arrival":
         return rule.num_per_step
     counts = scheduled_counts(rule.schedule.kind, rule.schedule.steps, begun, length)
     return counts[min(step, len(counts) - 1)]
@@ -277,6 +294,24 @@ def compared_values(rule: ReferenceRule, rank: float, natural: float) -> tuple:
 # ----------------------------------------------------------------------------------------------------- step 4: the commit
 
 
+def share_left(step: int, steps: int) -> float:
+    """Share of the positions that Dream's "origin" leaves masked after an official step; nothing after the last."""
+    return 0.0 if step == steps - 1 else 1 - (step + 1) * (1 - 1e-3) / steps
+
+
+def ranked_at_random(rule: ReferenceRule, rank: float, natural: float, sequence: int, block: int, step: int, position: int) -> float:
+    """The ranking value with the noise of the order in it, where the rule draws the order."""
+    if rule.select == "arrival":
+        uniform = order_uniform(rule.seed, sequence, block, 0, position)
+        return -float(next(i for i in range(rule.schedule.steps) if not uniform < share_left(i, rule.schedule.steps)))
+    if rule.order_temperature == 0:
+        return rank
+    gumbel = np.float32(-np.log(-np.log(order_uniform(rule.seed, sequence, block, step, position))))
+    if rule.order_temperature == math.inf:
+        return float(gumbel)
+    return float(np.float32(natural) / np.float32(rule.order_temperature) + gumbel)
+
+
 def choose_positions(rule: ReferenceRule, rank: dict, natural: dict, count: int | None = None) -> list:
     """Positions that are committed, ascending. Both dictionaries hold values already rounded to the resolution."""
     left_to_right, count = sorted(rank), count or rule.num_per_step
@@ -284,6 +319,8 @@ def choose_positions(rule: ReferenceRule, rank: dict, natural: dict, count: int 
         left_to_right = [i for i in left_to_right if i // rule.span == left_to_right[0] // rule.span]
     if rule.select == "left_to_right":
         return left_to_right[:count]
+    if rule.select == "arrival":
+        return [i for i in left_to_right if rank[i] == max(rank.values())]
     by_confidence = sorted(left_to_right, key=lambda i: (-rank[i], i))
     if rule.select == "top":
         return sorted(by_confidence[:count])
@@ -325,6 +362,7 @@ def _examine(rule, logits, sequence, block, step):
         tokens[i] = choose_token(rule, logits[i], filtered, sequence, block, step, i)
         exact[i] = confidence_of(rule, logits[i], tempered, filtered, tokens[i])
         rank[i], natural[i] = compared_values(rule, *exact[i])
+        rank[i] = ranked_at_random(rule, rank[i], natural[i], sequence, block, step, i)
     return tokens, exact, rank, natural, filter_slack
 
 
@@ -357,6 +395,7 @@ def reference_slack(rule: ReferenceRule, logits: dict, sequence: int, block: int
             sign = -1.0 if i in chosen else 1.0
             size = error if rule.confidence == "entropy" or exact_rank == NEG_INF else error * abs(exact_rank)
             moved_rank[i], moved_natural[i] = compared_values(rule, exact_rank + sign * size, exact_natural + sign * error)
+            moved_rank[i] = ranked_at_random(rule, moved_rank[i], moved_natural[i], sequence, block, step, i)
         if choose_positions(rule, moved_rank, moved_natural, count) != chosen:
             return min(error, filter_slack)
     return filter_slack
@@ -449,6 +488,35 @@ def reference_decode(
 # -------------------------------------------------------------------------------------------------------------- exact law
 
 
+def commit_law(rule: ReferenceRule, rank: dict, natural: dict, count: int, step: int) -> dict:
+    """Probabilities of the sets of positions that a step commits, given every position's confidence; ascending tuples.
+
+    Written as the authors' loops draw: one position after the other in proportion to what is left of a softmax, or every position
+    with the probability of its official step. An official step may commit nothing; `step` counts official ones then.
+    """
+    if rule.select == "arrival":
+        steps = rule.schedule.steps
+        chance = 1.0 if step == steps - 1 else 1 - share_left(step, steps) / (share_left(step - 1, steps) if step else 1.0)
+        sets = {}
+        for taken in itertools.product((False, True), repeat=len(rank)):
+            probability = math.prod(chance if t else 1 - chance for t in taken)
+            sets[tuple(i for i, t in zip(sorted(rank), taken, strict=True) if t)] = probability
+        return {chosen: p for chosen, p in sets.items() if p > 0}
+    if rule.order_temperature == 0:
+        return {tuple(choose_positions(rule, rank, natural, count)): 1.0}
+    among = [i for i in sorted(rank) if not rule.span or i // rule.span == min(rank) // rule.span]
+    infinite = rule.order_temperature == math.inf
+    weight = {i: 1.0 if infinite else math.exp((natural[i] - max(natural.values())) / rule.order_temperature) for i in among}
+    sets = {}
+    for drawn in itertools.permutations(among, min(count, len(among))):
+        probability, left = 1.0, sum(weight.values())
+        for i in drawn:
+            probability *= weight[i] / left
+            left -= weight[i]
+        sets[tuple(sorted(drawn))] = sets.get(tuple(sorted(drawn)), 0.0) + probability
+    return sets
+
+
 def exact_law(logits_fn: LogitsFn, rule: ReferenceRule, prompt_ids: list, block_length: int, max_new_tokens: int, stop_ids) -> dict:
     """The exact law of the trimmed ids, by recursion over states (stop="block" and "prefix" have the same one).
 
@@ -511,10 +579,11 @@ def exact_law(logits_fn: LogitsFn, rule: ReferenceRule, prompt_ids: list, block_
             rank = {i: c[2] for i, c in zip(positions, choice, strict=False)}
             natural = {i: c[3] for i, c in zip(positions, choice, strict=False)}
             token = {i: c[0] for i, c in zip(positions, choice, strict=False)}
-            following = list(canvas)
-            for i in choose_positions(rule, rank, natural, count_of(rule, begun, length, step)):
-                following[i] = token[i]
-            found[tuple(following)] = found.get(tuple(following), 0.0) + probability
+            for chosen, p in commit_law(rule, rank, natural, count_of(rule, begun, length, step), step).items():
+                following = list(canvas)
+                for i in chosen:
+                    following[i] = token[i]
+                found[tuple(following)] = found.get(tuple(following), 0.0) + probability * p
         return found
 
     return law(prompt[: first_block * length], tail + (None,) * (length - len(tail)), 0)

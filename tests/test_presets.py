@@ -1,11 +1,16 @@
 """Official arguments become parameters, and what is not offered is an error that says so."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from toy import unchecked
 
 from spot_dlm.presets import SAMPLERS, official, parse_sampler
+from spot_dlm.rules import describe, parse_rule
 from spot_dlm.schedule import Schedule
+from spot_dlm.transition import UnmaskRule
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -22,15 +27,43 @@ def test_arguments_of_the_authors() -> None:
     assert official("fast_dllm_v2", temperature=0).sampling.top_p == 1.0
 
 
+def test_orders_that_are_drawn() -> None:
+    for sampler in ("llada", "mdlm", "bd3lm"):
+        plain = official(sampler)
+        assert official(sampler, remasking="random").rule == replace(plain.rule, order_temperature=math.inf)
+    late = official("llada", remasking="random", confidence_eos_eot_inf=True, logits_eos_inf=True).rule
+    assert late.late_ids == () and late.suppressed_ids == (126081,)  # the confidence that it changes is not looked at
+    origin = official("dream", alg="origin", steps=64, alg_temp=0.5, temperature=0.2, top_p=0.95)
+    assert origin.rule == UnmaskRule(select="arrival", schedule=Schedule("timesteps", 64)) and origin.sampling.top_p == 0.95
+    for alg_temp in (None, 0, 0.0):
+        assert official("dream", alg_temp=alg_temp).rule.order_temperature == 0
+    drawn = official("dream", alg="topk_margin", alg_temp=0.5, steps=64)
+    assert drawn.rule == replace(official("dream", alg="topk_margin", steps=64).rule, order_temperature=0.5)
+    for text, params in (
+        ("llada,remasking=random", official("llada", remasking="random")),
+        ("dream,alg=origin,steps=512", official("dream", alg="origin")),
+        ("dream,alg=entropy,alg_temp=0.5", official("dream", alg_temp=0.5)),
+        ("dream,alg_temp=none", official("dream")),
+    ):
+        assert parse_sampler(text) == params
+        assert replace(parse_rule(describe(params.rule)), strict=params.rule.strict) == params.rule  # strict has no effect here
+
+
 @pytest.mark.parametrize(
     ("sampler", "arguments", "message"),
     [
         ("magic", {}, "sampler='magic' is unknown; choose one of llada"),
-        ("llada", {"remasking": "random"}, "remasking='random' is not offered"),
+        ("llada", {"remasking": "high_confidence"}, "remasking='high_confidence' is not offered; choose one of low_confidence, random"),
+        ("llada", {"remasking": "random", "threshold": 0.9}, "remasking='random' with threshold=0.9 is not offered"),
+        ("bd3lm", {"remasking": "luck"}, "remasking='luck' is not offered"),
+        ("mdlm", {"stochastic_transfer": True}, "stochastic_transfer"),
         ("llada", {"gen_length": 10, "block_length": 4}, "gen_length=10 must be whole blocks of 4"),
         ("llada", {"cfg_scale": 2.0}, "cfg_scale"),
-        ("dream", {"alg": "origin"}, "alg='origin' is not offered; choose one of maskgit_plus"),
-        ("dream", {"alg_temp": 0.5}, "alg_temp=0.5 is not offered"),
+        ("dream", {"alg": "p2"}, "alg='p2' is not offered; choose one of maskgit_plus, topk_margin, entropy, origin"),
+        ("dream", {"alg_temp": -0.5}, "alg_temp=-0.5 must be 0 .or none., or between 0.0001 and 10000"),
+        ("dream", {"alg_temp": math.nan}, "alg_temp=nan must be"),
+        ("dream", {"alg": "origin", "alg_temp": 1e9}, "alg_temp=1000000000.0 must be"),
+        ("dream", {"alg": "origin", "eps": 0.01}, "eps=0.01 is not offered"),
         ("sdar", {"remasking_strategy": "entropy_bounded"}, "remasking_strategy='entropy_bounded' is not offered"),
         ("mdlm", {"steps": 0}, "steps=0 must be at least 1"),
     ],
@@ -45,6 +78,11 @@ def test_samplers_as_text() -> None:
     found = parse_sampler("dream,alg=entropy", temperature=0.5, max_new_tokens=40, top_p=0.9)
     assert (found.max_new_tokens, found.sampling.temperature, found.sampling.top_p) == (40, 0.5, 0.9)
     assert parse_sampler("llada", max_new_tokens=128, top_p=0.9) == official("llada")  # LLaDA has no filters
-    for text, message in (("llada,steps", "'steps' must be argument=value"), ("llada,x=1", "x"), ("", "sampler='' is unknown")):
-        with pytest.raises(ValueError, match=message):
+    for text, message in (
+        ("llada,steps", "'steps' must be argument=value"),
+        ("llada,x=1", "x"),
+        ("", "sampler='' is unknown"),
+        ("dream,alg_temp=high", "alg_temp='high' must be 0"),
+    ):
+        with unchecked(), pytest.raises(ValueError, match=message):
             parse_sampler(text)

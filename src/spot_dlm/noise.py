@@ -2,7 +2,8 @@
 
 Integer counter-based generator, then logarithms made of basic IEEE float64 operations, so the bits do not depend on the device, the
 vector library, the batch slot or the order of calls (docs/decoding-rules.md, "Noise"). Source: Gumbel coupling (arXiv 2408.07978,
-2506.05632), drawn as an exponential race in the log domain. Knows nothing of states or rules.
+2506.05632), drawn as an exponential race in the log domain. A second stream, under keys of its own, has one number for every position: what
+rules that draw the order need. Knows nothing of states or rules.
 
 Example: `CoupledNoise(seed=0, sequence=0).rows(block=1, step=2, positions=np.array([3, 4]), vocab_size=768)`.
 """
@@ -15,12 +16,14 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int64, UInt64
 from torch import Tensor
 
-from spot_dlm.race import C1, C2, G, first_argmax, on_host, race
+from spot_dlm.race import C1, C2, G, first_argmax, gumbels, on_host, race, uniforms
 
 NOISE_VERSION = 1
 """Changes whenever a bit of the noise changes; recorded with every artifact that depends on it."""
 
 _MASK64 = (1 << 64) - 1
+_ORDER = int.from_bytes(b"order", "big")
+"""A word between sequence and block that only keys of positions' own noise have; these are one word longer than those of tokens."""
 _CACHE_BYTES = 256 * 2**20
 
 
@@ -136,6 +139,20 @@ class CoupledNoise:
     def step_key(self, block: int, step: int) -> int:
         """Return the key that the noise of a step comes from."""
         return _absorb(_absorb(self._root, block), step if self._use_step else 0)
+
+    def order(self, block: int, steps: Sequence[int], positions: Int64[np.ndarray, " m"]) -> Float32[np.ndarray, "D m"]:
+        """Return Gumbel noise of positions at several steps, independent of the tokens' noise: what draws the order of positions.
+
+        The step is always part of its key. Computed on the host, whatever the device.
+        """
+        return gumbels(np.array([self._order_key(block, step) for step in steps], dtype=np.uint64), positions)
+
+    def times(self, block: int, positions: Int64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
+        """Return a uniform number in (0, 1) of every position, the same at every step: `order`'s of step 0 before the logarithms."""
+        return uniforms(np.array([self._order_key(block, 0)], dtype=np.uint64), positions)[0]
+
+    def _order_key(self, block: int, step: int) -> int:
+        return _absorb(_absorb(_absorb(self._root, _ORDER), block), step)
 
     def _draw(self, block: int, step: int, positions: Int64[np.ndarray, " m"], vocab_size: int) -> Float[Tensor, "m V"]:
         base = _absorb(_absorb(self._root, block), step)

@@ -1,10 +1,12 @@
 """Official samplers as parameters: each function takes the arguments of the authors' own function and returns what decodes alike here.
 
-What differs all the same is listed in docs/families.md ("Deviations"). Knows nothing of targets.
+What differs all the same is listed in docs/families.md ("Deviations"). Where the authors draw the order of positions, so do we, with
+keyed noise. Knows nothing of targets.
 
 Example: `official("llada", gen_length=128, block_length=32, steps=128)`.
 """
 
+import math
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 from spot_dlm.confidence import Confidence
 from spot_dlm.interfaces import DecodeParams, Stop
 from spot_dlm.schedule import Schedule
-from spot_dlm.transition import Sampling, Select, UnmaskRule
+from spot_dlm.transition import MAX_TEMPERATURE, MIN_TEMPERATURE, Sampling, Select, UnmaskRule
 
 Real = float | int
 _UNUSED = {"mask_id", "eos_id", "pad_id", "stop_token", "stopping_criteria_idx", "right_shift_logits", "use_block_cache"}
@@ -34,26 +36,32 @@ def llada(
     """LLaDA, generate.py; `threshold` is that of Fast-dLLM v1's generate.py without its caches.
 
     Raises:
-        ValueError: for a remasking other than low_confidence, and lengths that the official code refuses.
+        ValueError: for another remasking than low_confidence and random, for random with a threshold, and for lengths that the official
+            code refuses.
     """
-    _require("remasking", remasking, "low_confidence")
+    order_temperature = _order_temperature(remasking)
+    if order_temperature and threshold is not None:
+        raise ValueError(f"remasking='random' with threshold={threshold} is not offered: that threshold would be one for random numbers")
     if gen_length % block_length or steps % (gen_length // block_length):
         raise ValueError(f"gen_length={gen_length} must be whole blocks of {block_length}, and steps={steps} divide among them")
-    late = () if not confidence_eos_eot_inf else eos_eot_ids if temperature == 0 else eos_eot_ids[1:]
+    late = eos_eot_ids if temperature == 0 else eos_eot_ids[1:]
     rule = UnmaskRule(
         select="top" if threshold is None else "threshold",
         threshold=0.9 if threshold is None else float(threshold),
         strict=False,
         schedule=Schedule("remainder_first", steps * block_length // gen_length) if threshold is None else None,
-        late_ids=late,
+        late_ids=late if confidence_eos_eot_inf and not order_temperature else (),  # a random order does not look at confidences
         suppressed_ids=eos_eot_ids[:1] if logits_eos_inf else (),
+        order_temperature=order_temperature,
     )
     return DecodeParams(rule, Sampling(float(temperature)), gen_length, block_length=block_length, stop="never")
 
 
-def mdlm(*, max_new_tokens: int = 128, block_size: int = 32, steps: int = 128, temperature: Real = 0.0) -> DecodeParams:
+def mdlm(
+    *, max_new_tokens: int = 128, block_size: int = 32, steps: int = 128, temperature: Real = 0.0, remasking: str = "low_confidence"
+) -> DecodeParams:
     """dllm, MDLMSampler (core/samplers/mdlm.py)."""
-    return _dllm(max_new_tokens, block_size, steps, temperature, "never")
+    return _dllm(max_new_tokens, block_size, steps, temperature, remasking, "never")
 
 
 def bd3lm(
@@ -63,15 +71,17 @@ def bd3lm(
     steps: int = 128,
     steps_per_block: int | None = None,
     temperature: Real = 0.0,
+    remasking: str = "low_confidence",
 ) -> DecodeParams:
     """dllm, BD3LMSampler (core/samplers/bd3lm.py)."""
     blocks = -(-max_new_tokens // block_size)
-    return _dllm(max_new_tokens, block_size, steps if steps_per_block is None else steps_per_block * blocks, temperature, "block")
+    steps = steps if steps_per_block is None else steps_per_block * blocks
+    return _dllm(max_new_tokens, block_size, steps, temperature, remasking, "block")
 
 
-def _dllm(max_new_tokens: int, block_size: int, steps: int, temperature: Real, stop: Stop) -> DecodeParams:
+def _dllm(max_new_tokens: int, block_size: int, steps: int, temperature: Real, remasking: str, stop: Stop) -> DecodeParams:
     blocks = -(-max_new_tokens // block_size)
-    rule = UnmaskRule(schedule=Schedule("half_even", -(-steps // blocks)))
+    rule = UnmaskRule(schedule=Schedule("half_even", -(-steps // blocks)), order_temperature=_order_temperature(remasking))
     return DecodeParams(rule, Sampling(float(temperature)), max_new_tokens, block_length=block_size, stop=stop)
 
 
@@ -86,19 +96,24 @@ def dream(
     alg_temp: Real | None = None,
     eps: Real = 1e-3,
 ) -> DecodeParams:
-    """Dream, diffusion_generate (generation_utils.py); filters apply at temperature 0 too.
+    """Dream, diffusion_generate (generation_utils.py); filters apply at temperature 0 too, `alg_temp` not to "origin".
 
     Raises:
-        ValueError: for alg="origin", alg_temp > 0 and another eps.
+        ValueError: for an unknown alg, an alg_temp that is none, and another eps.
     """
     confidences: dict[str, Confidence] = {"maskgit_plus": "probability", "topk_margin": "margin", "entropy": "entropy"}
-    if alg not in confidences:
-        raise ValueError(f"alg={alg!r} is not offered; choose one of {', '.join(confidences)}")
-    _require("alg_temp", alg_temp or None, None)
+    if alg not in (*confidences, "origin"):
+        raise ValueError(f"alg={alg!r} is not offered; choose one of {', '.join(confidences)}, origin")
+    drawn = alg_temp or 0.0
+    if not isinstance(drawn, Real) or not (drawn == 0 or MIN_TEMPERATURE <= drawn <= MAX_TEMPERATURE):
+        raise ValueError(f"alg_temp={alg_temp!r} must be 0 (or none), or between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}")
     _require("eps", eps, 1e-3)
-    rule = UnmaskRule(confidence=confidences[alg], source="filtered", schedule=Schedule("timesteps", steps))
-    sampling = _sampling(temperature, top_p, top_k)
-    return DecodeParams(rule, sampling, max_new_tokens, stop="never")
+    schedule = Schedule("timesteps", steps)
+    if alg == "origin":
+        rule = UnmaskRule(select="arrival", schedule=schedule)
+    else:
+        rule = UnmaskRule(confidence=confidences[alg], source="filtered", schedule=schedule, order_temperature=float(drawn))
+    return DecodeParams(rule, _sampling(temperature, top_p, top_k), max_new_tokens, stop="never")
 
 
 def sdar(
@@ -173,6 +188,13 @@ def fast_dllm_v2(
     )
     sampling = Sampling(float(temperature), top_p=1.0 if temperature == 0 else float(top_p))
     return DecodeParams(rule, sampling, max_new_tokens, block_length=block_size, stop="prefix")
+
+
+def _order_temperature(remasking: str) -> float:
+    """Return what draws the order: nothing, or equal chances for all positions."""
+    if remasking not in ("low_confidence", "random"):
+        raise ValueError(f"remasking={remasking!r} is not offered; choose one of low_confidence, random")
+    return math.inf if remasking == "random" else 0.0
 
 
 def _sampling(temperature: Real, top_p: Real | None, top_k: int | None) -> Sampling:

@@ -2,7 +2,8 @@
 
 A position's token is the first argmax of float32(score - log E). The integers behind E decide almost every token: E is at least 1 - u,
 so a token whose 1 - u exceeds what it would need to beat the best so far needs no logarithm. The others get exactly the noise of
-`noise.CoupledNoise.rows`, and their float32 scores decide. Knows nothing of states, rules and of where the keys come from.
+`noise.CoupledNoise.rows`, and their float32 scores decide. The same generator gives one number for every position, for rules that draw the
+order. Knows nothing of states, rules and of where the keys come from.
 
 Example: `race(keys, positions, scores, scores.argmax(1))` is one token for every key.
 """
@@ -12,7 +13,7 @@ from typing import no_type_check
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, UInt64
+from jaxtyping import Float, Float32, Float64, Int64, UInt64
 from numba import njit
 from torch import Tensor
 
@@ -64,6 +65,20 @@ def race(
     """
     out = np.empty(keys.shape, dtype=np.int64)
     _find_winners(keys, positions, scores, tops, out)
+    return out
+
+
+def uniforms(keys: UInt64[np.ndarray, " D"], positions: Int64[np.ndarray, " m"]) -> Float64[np.ndarray, "D m"]:
+    """Return a uniform number in (0, 1) for every position under every key: that of its token 0."""
+    out = np.empty((len(keys), len(positions)), dtype=np.float64)
+    _fill_uniforms(keys, positions, out)
+    return out
+
+
+def gumbels(keys: UInt64[np.ndarray, " D"], positions: Int64[np.ndarray, " m"]) -> Float32[np.ndarray, "D m"]:
+    """Return Gumbel noise, minus log E of token 0, for every position under every key."""
+    out = np.empty((len(keys), len(positions)), dtype=np.float32)
+    _to_gumbels(uniforms(keys, positions).reshape(-1), out.reshape(-1))
     return out
 
 
@@ -128,12 +143,34 @@ def _position_key(key: np.uint64, position: int) -> np.uint64:
 @no_type_check
 def _noise_of(h1: np.uint64, h2: np.uint64, token: int) -> np.float32:
     """Log E of a token, where h1 and h2 are the keys of its position."""
+    return np.float32(log_scalar(-log_scalar(_uniform_of(h1, h2, token))))
+
+
+@njit(cache=True)
+@no_type_check
+def _uniform_of(h1: np.uint64, h2: np.uint64, token: int) -> float:
+    """The uniform number of a token, where h1 and h2 are the keys of its position."""
     x = (np.uint64(token) + np.uint64(1)) * np.uint64(G) + h1
     x = (x ^ (x >> np.uint64(30))) * np.uint64(C1) + h2
     x = (x ^ (x >> np.uint64(27))) * np.uint64(C2)
     x = x ^ (x >> np.uint64(31))
-    uniform = (np.float64(np.int64(x >> np.uint64(12))) + 0.5) * 2.0**-52
-    return np.float32(log_scalar(-log_scalar(uniform)))
+    return (np.float64(np.int64(x >> np.uint64(12))) + 0.5) * 2.0**-52
+
+
+@njit(cache=True)
+@no_type_check
+def _fill_uniforms(keys: np.ndarray, positions: np.ndarray, out: np.ndarray) -> None:
+    for d in range(len(keys)):
+        for i in range(len(positions)):
+            h1 = _position_key(keys[d], positions[i])
+            out[d, i] = _uniform_of(h1, _mix_word(h1 + np.uint64(C1)), 0)
+
+
+@njit(cache=True)
+@no_type_check
+def _to_gumbels(values: np.ndarray, out: np.ndarray) -> None:
+    for i in range(len(values)):
+        out[i] = -np.float32(log_scalar(-log_scalar(values[i])))
 
 
 @njit(cache=True)

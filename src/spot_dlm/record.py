@@ -73,6 +73,8 @@ class TraceSetting:
         rule = parse_rule(self.rule)
         if rule.num_per_step > 1 or rule.schedule or rule.select == "threshold":
             raise ValueError(f"rule={self.rule!r} commits several positions per step; traces need one per step")
+        if rule.draws_order:
+            raise ValueError(f"rule={self.rule!r} draws the order of positions: no model can learn it, and the drafter 'chain' knows it")
         self.params(0, 0)
 
     def params(self, seed: int, sequence: int) -> DecodeParams:

@@ -1,6 +1,6 @@
 """The text form of an unmask rule, as the command line and result files write it.
 
-A rule is comma-separated parts: a preset (`standard`, `bfloat16`, `sdar`, `ltr`), a flag (`non-strict`) or `key=value`.
+A rule is comma-separated parts: a preset (`standard`, `bfloat16`, `sdar`, `ltr`, `random`), a flag (`non-strict`) or `key=value`.
 Knows nothing of commands.
 
 Example: `parse_rule("threshold=0.9,non-strict")` and back: `describe(rule)`.
@@ -17,7 +17,7 @@ ALLOWED = (
     "standard | bfloat16 | sdar | ltr | k=INT | threshold=X[,non-strict] | leftmost=X[,non-strict] | "
     f"confidence={'|'.join(get_args(Confidence))} | source={'|'.join(get_args(Source))} | "
     f"resolution={'|'.join(get_args(Resolution))} | schedule={'|'.join(get_args(Kind))}:STEPS | span=INT | "
-    "late=ID+ID | suppress=ID+ID | no-step-noise, joined by commas"
+    "late=ID+ID | suppress=ID+ID | random | order_temperature=X | arrival=STEPS | no-step-noise, joined by commas"
 )
 _FLAGS: dict[str, dict[str, Any]] = {
     "standard": {},
@@ -26,6 +26,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "ltr": {"select": "left_to_right"},
     "strict": {"strict": True},
     "non-strict": {"strict": False},
+    "random": {"order_temperature": math.inf},
     "no-step-noise": {"noise_step": False},
 }
 _CHOICES = {"confidence": get_args(Confidence), "source": get_args(Source), "resolution": get_args(Resolution)}
@@ -61,6 +62,10 @@ def _fields(part: str, text: str) -> dict[str, Any]:
     key, equals, value = (p.strip() for p in part.partition("="))
     if equals and key in _THRESHOLDS:
         return {"select": _THRESHOLDS[key], "threshold": _number(value, part, text)}
+    if equals and key == "order_temperature":
+        return {key: _number(value, part, text)}
+    if equals and key == "arrival":
+        return {"select": "arrival", "schedule": Schedule("timesteps", _whole(value, part, text))}
     if equals and key in _NUMBERS:
         return {_NUMBERS[key]: _whole(value, part, text)}
     if equals and key in _IDS:
@@ -105,7 +110,9 @@ def describe(rule: UnmaskRule) -> str:
             parts += [] if rule.strict else ["non-strict"]
     if rule.num_per_step > 1:
         parts.append(f"k={rule.num_per_step}")
-    if rule.schedule is not None:
+    if rule.select == "arrival" and rule.schedule is not None:
+        parts.append(f"arrival={rule.schedule.steps}")
+    elif rule.schedule is not None:
         parts.append(f"schedule={rule.schedule.kind}:{rule.schedule.steps}")
     if rule.span:
         parts.append(f"span={rule.span}")
@@ -116,6 +123,8 @@ def describe(rule: UnmaskRule) -> str:
     parts += [f"{k}={getattr(rule, k)}" for k in ("confidence", "source") if getattr(rule, k) != getattr(default, k)]
     if rule.resolution == "bfloat16":
         parts.append("bfloat16")
+    if rule.order_temperature:
+        parts.append("random" if math.isinf(rule.order_temperature) else f"order_temperature={rule.order_temperature!r}")
     if not rule.noise_step:
         parts.append("no-step-noise")
     return ",".join(parts) or "standard"

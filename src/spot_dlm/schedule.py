@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
+import numpy as np
 import torch
+from jaxtyping import Float64, Int64
 
 Kind = Literal["remainder_first", "remainder_first_of_block", "timesteps", "half_even"]
 
@@ -48,8 +50,26 @@ class Schedule:
         """Return the official loop's steps that commit nothing."""
         return sum(not n for n in _counts(self, masked, length))
 
+    def arrivals(self, uniform: Float64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
+        """Return the official loop's step at which each position is committed where that is left to chance (Dream's "origin", l.422-427).
+
+        There a step from time t to s commits every masked position with probability 1 - s/t, the last step all; so the share s of all
+        positions is still masked after it, and a position whose number is below s waits longer.
+
+        Args:
+            uniform: a number in (0, 1) of each position.
+        """
+        ascending = _shares_left(self.steps)
+        return len(ascending) - np.searchsorted(ascending, uniform, side="right")
+
 
 _EPS = 1e-3  # Dream's last timestep
+
+
+@lru_cache(maxsize=64)
+def _shares_left(steps: int) -> Float64[np.ndarray, " s"]:
+    """Return the share of positions still masked after every step of "timesteps" but the last, ascending."""
+    return 1 - np.arange(steps - 1, 0, -1) * (1 - _EPS) / steps
 
 
 @lru_cache(maxsize=4096)

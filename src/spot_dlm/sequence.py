@@ -280,8 +280,7 @@ class Decoding:
         start = self._start_of(state.block)
         self._tokens[start : start + len(state.canvas)] = state.canvas
         self.counts.blocks += 1
-        if self.params.rule.schedule is not None:
-            self.counts.idle += self.params.rule.schedule.idle(state.num_begun, len(state.canvas))
+        self.counts.idle += self.params.rule.idle(state)
         return BlockFinished(state, start)
 
     def _record(self, transition: Transition) -> list[Committed]:

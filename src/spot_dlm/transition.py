@@ -1,14 +1,15 @@
 """The one definition of a denoising step: unmask rules and `denoise` (docs/decoding-rules.md; method.md section 2).
 
-`denoise` maps a block state, the target's logits for its masked positions and the noise of its step to the next state. Every decoder,
+`denoise` maps a block state, the target's logits for its masked positions and the noise of its step to the next state. A rule may draw
+the order too (`order_at_random`), with noise that is known as far ahead as that of tokens. Every decoder,
 drafter and test that needs "what the target does next" calls it. Knows nothing of targets, drafts or loops.
 
 Example: `denoise(state, logits, UnmaskRule(), Sampling(temperature=1.0), CoupledNoise(seed=0, sequence=0)).state`.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, get_args
 
@@ -23,7 +24,7 @@ from spot_dlm.race import descending, first_argmax, on_host
 from spot_dlm.schedule import Schedule
 from spot_dlm.state import BlockState
 
-Select = Literal["top", "threshold", "left_to_right", "leftmost_above"]
+Select = Literal["top", "threshold", "left_to_right", "leftmost_above", "arrival"]
 Source = Literal["raw", "tempered", "filtered"]
 
 
@@ -42,7 +43,8 @@ class UnmaskRule:
 
     Args:
         select: "top" the most confident positions, "threshold" all above it and the most confident ones at least, "left_to_right" the
-            first ones, "leftmost_above" the first one above the threshold.
+            first ones, "leftmost_above" the first one above the threshold, "arrival" all whose time, drawn for each position alone, is
+            next (Dream's "origin"; the schedule must be "timesteps").
         num_per_step: positions of a step, where no schedule says it.
         threshold: of the natural confidence.
         strict: whether a confidence must be above the threshold, or may equal it.
@@ -55,6 +57,9 @@ class UnmaskRule:
         late_ids: tokens that are chosen as any other, but with the least confidence, and left out of the others' (LLaDA's
             confidence_eos_eot_inf).
         suppressed_ids: tokens that are never chosen (LLaDA's logits_eos_inf).
+        order_temperature: of select="top": 0 takes the most confident positions; else they are drawn without replacement, with
+            probabilities softmax(confidence / order_temperature) (Dream's alg_temp); infinite: every order is as likely (LLaDA's random
+            remasking).
 
     Raises:
         ValueError: naming the field, the value and what is allowed.
@@ -72,6 +77,7 @@ class UnmaskRule:
     span: int = 0
     late_ids: tuple[int, ...] = ()
     suppressed_ids: tuple[int, ...] = ()
+    order_temperature: float = 0.0
 
     def __post_init__(self) -> None:
         _require("select", self.select, get_args(Select))
@@ -93,14 +99,32 @@ class UnmaskRule:
             raise ValueError(f"threshold={self.threshold} must be finite")
         if self.select in ("threshold", "leftmost_above") and not low <= self.threshold <= high:
             raise ValueError(f"threshold={self.threshold} can never decide: confidence {self.confidence!r} lies in {low:g}..{high:g}")
-        if not self.noise_step and self.confidence == "probability" and self.select != "left_to_right":
+        if self.select == "arrival" and (self.schedule is None or self.schedule.kind != "timesteps"):
+            raise ValueError("select='arrival' draws a position's time from the schedule 'timesteps': give that one")
+        temperature = self.order_temperature
+        if not (temperature in (0, math.inf) or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE):
+            raise ValueError(
+                f"order_temperature={temperature:.6g} must be 0 (by confidence), infinite (random) or between "
+                f"{MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}"
+            )
+        if temperature and self.select != "top":
+            raise ValueError(f"order_temperature={temperature:.6g} has no meaning with select={self.select!r}, only with 'top'")
+        by_token = self.confidence == "probability" and self.select not in ("left_to_right", "arrival") and temperature < math.inf
+        if not self.noise_step and by_token:
             raise ValueError(
                 "noise_step=False would change the law of the output: the order looks at the sampled token "
                 "(confidence='probability'); use max_probability, margin, entropy or left_to_right, or keep the step in the noise"
             )
 
+    @property
+    def draws_order(self) -> bool:
+        """Whether noise has a part in the order of positions, or all of it."""
+        return self.order_temperature > 0 or self.select == "arrival"
+
     def count(self, state: BlockState, ahead: int = 0) -> int:
         """Return how many positions the step after `ahead` more steps commits at least (fewer where fewer are masked)."""
+        if self.select == "arrival":
+            return 1
         if self.schedule is None:
             return self.num_per_step
         counts = self.schedule.counts(state.num_begun, len(state.canvas))
@@ -108,7 +132,15 @@ class UnmaskRule:
 
     def is_over(self, state: BlockState) -> bool:
         """Whether a schedule has no step left for a state, whatever is still masked."""
-        return self.schedule is not None and state.step >= len(self.schedule.counts(state.num_begun, len(state.canvas)))
+        if self.schedule is None or self.select == "arrival":
+            return False
+        return state.step >= len(self.schedule.counts(state.num_begun, len(state.canvas)))
+
+    def idle(self, end: BlockState) -> int:
+        """Return the official loop's passes that commit nothing, in a block that ended with a state."""
+        if self.schedule is None:
+            return 0
+        return self.schedule.steps - end.step if self.select == "arrival" else self.schedule.idle(end.num_begun, len(end.canvas))
 
     @cached_property
     def rounded_threshold(self) -> np.float32:
@@ -143,7 +175,7 @@ class Candidates:
     """For every masked position: the token it would receive and its confidence.
 
     `rank` orders positions (higher first) and `natural` (p, p1 - p2 or sum p log p) meets thresholds, both at the rule's
-    resolution; `fine` is the ranking value before any rounding.
+    resolution; `fine` is the ranking value before any rounding. Where a rule draws the order, a transition's ranks hold that noise.
     """
 
     positions: Int64[np.ndarray, " m"]
@@ -276,6 +308,8 @@ def select(candidates: Candidates, rule: UnmaskRule, count: int | None = None) -
         return np.arange(min(count, len(candidates.positions)))
     if rule.select == "top":
         return _best(candidates.rank, count)
+    if rule.select == "arrival":
+        return np.flatnonzero(candidates.rank == candidates.rank.max())
     threshold = rule.rounded_threshold
     above = np.flatnonzero(candidates.natural > threshold if rule.strict else candidates.natural >= threshold)
     if len(above) < count:
@@ -302,11 +336,42 @@ def denoise(state: BlockState, logits: Float[Tensor, "m V"], rule: UnmaskRule, s
         ValueError: for logits that decide nothing (see `propose`).
     """
     draw = partial(draw_each, [(noise, state.block, state.step, len(state.masked))]) if sampling.temperature > 0 else None
-    return commit(state, propose(state.masked, logits, rule, sampling, draw), rule)
+    return commit(state, propose(state.masked, logits, rule, sampling, draw), rule, noise)
 
 
-def commit(state: BlockState, candidates: Candidates, rule: UnmaskRule) -> Transition:
+def order_at_random(
+    natural: Float32[np.ndarray, "D m"],
+    rule: UnmaskRule,
+    noise: CoupledNoise,
+    block: int,
+    steps: Sequence[int],
+    positions: Int64[np.ndarray, " m"],
+) -> Float32[np.ndarray, "D m"]:
+    """Return the ranks, higher first, of positions at several steps under a rule that draws the order.
+
+    The highest of confidence / temperature + Gumbel noise are a draw without replacement from the softmax of the first term.
+
+    Args:
+        natural: confidences at every step, at the rule's resolution.
+        rule: one that `draws_order`.
+        noise: of the sequence.
+        block: the block's index.
+        steps: of the block.
+        positions: inside the block.
+    """
+    if rule.select == "arrival":
+        assert rule.schedule is not None
+        times = rule.schedule.arrivals(noise.times(block, positions))
+        return np.broadcast_to(-times.astype(np.float32), natural.shape)
+    drawn = noise.order(block, steps, positions)
+    return drawn if math.isinf(rule.order_temperature) else natural / np.float32(rule.order_temperature) + drawn
+
+
+def commit(state: BlockState, candidates: Candidates, rule: UnmaskRule, noise: CoupledNoise) -> Transition:
     """Commit what the rule selects among `candidates`, which must cover the state's masked positions."""
+    if rule.draws_order:
+        rank = order_at_random(candidates.natural[None], rule, noise, state.block, [state.step], candidates.positions)[0]
+        candidates = replace(candidates, rank=rank, fine=rank)
     chosen = select(candidates, rule, rule.count(state))
     positions, tokens = candidates.positions[chosen], candidates.tokens[chosen]
     return Transition(state, state.commit(positions, tokens), positions, tokens, candidates)

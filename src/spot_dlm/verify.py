@@ -74,7 +74,7 @@ def _denoise_together(steps: list[Step]) -> list[Transition | ValueError]:
     draw = partial(draw_each, drawings) if sampling.temperature > 0 else None
     candidates = propose(np.concatenate(masked), torch.cat([s.logits for s in steps]), rule, sampling, draw)
     ends = np.cumsum([len(m) for m in masked]).tolist()
-    return [commit(s.state, candidates.take(slice(e - len(m), e)), rule) for s, m, e in zip(steps, masked, ends, strict=True)]
+    return [commit(s.state, candidates.take(slice(e - len(m), e)), rule, s.noise) for s, m, e in zip(steps, masked, ends, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -106,13 +106,17 @@ def test_decoding_follows_the_official_decoder(folder: str, case: dict[str, Any]
 
 OF_EACH = {
     "llada": ("llada", {"gen_length": 16, "block_length": 8, "steps": 10}),
+    "llada, random": ("llada", {"gen_length": 16, "block_length": 8, "steps": 10, "remasking": "random"}),
     "llada_moe": ("llada", {"gen_length": 16, "block_length": 8, "steps": 16, "threshold": 0.3}),
     "dream": ("dream", {"max_new_tokens": 12, "steps": 9, "alg": "topk_margin", "top_p": 0.9}),
+    "dream, origin": ("dream", {"max_new_tokens": 12, "steps": 16, "alg": "origin", "top_p": 0.9}),
+    "dream, alg_temp": ("dream", {"max_new_tokens": 12, "steps": 9, "alg": "entropy", "alg_temp": 0.2}),
     "sdar": ("sdar", {"gen_length": 14, "block_length": 4, "denoising_steps": 3, "remasking_strategy": "low_confidence_static"}),
     "llada2": ("llada2", {"gen_length": 20, "block_length": 8, "threshold": 0.5}),
     "fastdllm_v2": ("fast_dllm_v2", {"max_new_tokens": 50, "threshold": 0.6}),
     "a2d": ("mdlm", {"max_new_tokens": 18, "block_size": 8, "steps": 14}),
     "bd3lm": ("bd3lm", {"max_new_tokens": 18, "block_size": 8, "steps": 14}),
+    "bd3lm, random": ("bd3lm", {"max_new_tokens": 18, "block_size": 8, "steps": 14, "remasking": "random"}),
 }
 
 
@@ -121,8 +125,8 @@ OF_EACH = {
 def test_no_drafter_changes_a_token(family: str, temperature: float) -> None:
     """Every family and preset: the chains, a hostile drafter and batches give the tokens and the order of standard decoding."""
     sampler, arguments = OF_EACH[family]
-    folder = str(Path(__file__).parents[1] / "golden" / ("a2d" if family == "bd3lm" else family))
-    name = "bd3lm" if family == "bd3lm" else None
+    folder = str(Path(__file__).parents[1] / "golden" / ("a2d" if "bd3lm" in family else family.partition(",")[0]))
+    name = "bd3lm" if "bd3lm" in family else None
     target = load_target(folder, family=name, device="cpu", mask_token_id=MASK_ID, stop_ids=(), pad_token_id=316, block_length=32)
     params = presets.official(sampler, temperature=temperature, **arguments)
     prompts = [[7, 9, 300, 12, 44][:size] for size in (1, 4, 5)]

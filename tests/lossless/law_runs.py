@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +45,9 @@ CASES = {
     "top-two-margin": {"num_per_step": 2, "confidence": "margin", "source": "tempered"},
     "threshold-probability": {"select": "threshold", "threshold": 0.5, "strict": False},
     "half-even-schedule": {"schedule": Schedule("half_even", 2)},
+    "random-order": {"order_temperature": math.inf},
+    "order-drawn-by-probability": {"order_temperature": 0.15},
+    "arrival": {"select": "arrival", "schedule": Schedule("timesteps", 3)},
     "top-entropy-same-noise": {"confidence": "entropy", "noise_step": False},
 }
 
@@ -75,14 +80,23 @@ class NoiseTable:
                 assert torch.equal(true, self.values[s, step])
 
     def __call__(self, seed: int, sequence: int, use_step: bool = True, device: object = "cpu") -> TabulatedNoise:
-        return TabulatedNoise(self, sequence, use_step)
+        return TabulatedNoise(self, sequence, use_step, noise_module.CoupledNoise(seed, sequence))
 
 
 @dataclass
 class TabulatedNoise:
+    """Tokens' noise from the table, positions' noise as the package draws it."""
+
     table: NoiseTable
     sequence: int
     use_step: bool
+    plain: noise_module.CoupledNoise
+
+    def order(self, block: int, steps: Sequence[int], positions: np.ndarray) -> np.ndarray:
+        return self.plain.order(block, steps, positions)
+
+    def times(self, block: int, positions: np.ndarray) -> np.ndarray:
+        return self.plain.times(block, positions)
 
 
 class Tabulated:
@@ -102,7 +116,7 @@ class Tabulated:
         return Candidates(positions, *(a[noise.sequence] for a in self.known[key]))
 
     def denoise(self, state, logits, rule, sampling, noise):
-        return transition.commit(state, self.candidates(state, state.step, logits, rule, sampling, noise), rule)
+        return transition.commit(state, self.candidates(state, state.step, logits, rule, sampling, noise), rule, noise)
 
     def stale_candidates(self, context, depths, coupled):
         before, root = context.last.before, context.root
@@ -157,7 +171,12 @@ VARIANTS = {
     "no-step-in-noise": (Root(), decode_accept),
     "one-unseen": (Chain(), accept_one_unseen),
     "drafted-tokens": (Chain(coupled=False), accept_drafted_tokens),
+    "order-from-token-noise": (Root(), decode_accept),
 }
+BROKEN_CASES = dict.fromkeys(list(VARIANTS)[2:], "top-probability") | {"order-from-token-noise": "random-order"}
+
+
+KEYS = noise_module.CoupledNoise._order_key, noise_module.CoupledNoise.step_key
 
 
 def sample(case: str, variant: str, target: ToyTargetAdapter, sequences: range) -> Counter:
@@ -165,6 +184,7 @@ def sample(case: str, variant: str, target: ToyTargetAdapter, sequences: range) 
     rule, sampling, _ = split_rule(options_of(case))
     if variant == "no-step-in-noise":
         object.__setattr__(rule, "noise_step", False)  # past the validation that forbids it
+    noise_module.CoupledNoise._order_key = KEYS[variant == "order-from-token-noise"]
     counts: Counter = Counter()
     for key in sequences:
         params = DecodeParams(rule, sampling, LENGTH, 4, sequence=key)
@@ -179,7 +199,7 @@ def main(samples: int, broken_samples: int) -> dict:
     target, table = ToyTargetAdapter(toy()), NoiseTable(20, samples)
     plain = sequence.CoupledNoise, WALKS.denoise, stale.stale_candidates
     jobs = [(case, variant, samples) for case in CASES for variant in ("standard", "chain")]
-    jobs += [("top-probability", variant, broken_samples) for variant in list(VARIANTS)[2:]]
+    jobs += [(case, variant, broken_samples) for variant, case in BROKEN_CASES.items()]
     result = {}
     for case, variant, count in jobs:
         began = time.process_time()

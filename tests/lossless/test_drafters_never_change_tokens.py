@@ -46,6 +46,20 @@ RULES = {
     "timesteps": {"schedule": Schedule("timesteps", 4), "confidence": "margin"},
     "threshold-schedule": {"select": "threshold", "threshold": 0.5, "schedule": Schedule("remainder_first_of_block", 3)},
     "half-even-left-to-right": {"select": "left_to_right", "schedule": Schedule("half_even", 2)},
+    "random": {"order_temperature": math.inf},
+    "random-remainder-first": {"order_temperature": math.inf, "schedule": Schedule("remainder_first", 3), "noise_step": False},
+    "random-2-span": {"order_temperature": math.inf, "num_per_step": 2, "span": 3},
+    "drawn": {"order_temperature": 0.2},
+    "drawn-late-bf16": {"order_temperature": 0.5, "late_ids": (1,), "resolution": "bfloat16"},
+    "drawn-timesteps": {
+        "order_temperature": 0.4,
+        "confidence": "entropy",
+        "source": "filtered",
+        "top_p": 0.9,
+        "schedule": Schedule("timesteps", 4),
+    },
+    "arrival": {"select": "arrival", "schedule": Schedule("timesteps", 6)},
+    "arrival-filtered": {"select": "arrival", "schedule": Schedule("timesteps", 3), "top_k": 3, "noise_step": False},
     "threshold-span-late": {"select": "threshold", "threshold": 0.4, "span": 2, "late_ids": (1,), "suppressed_ids": (2,)},
 }
 BUDGETS = (1, 2, 4, 8, 16)
@@ -183,6 +197,16 @@ def test_drafters_save_passes():
             result = generate(target, [0] * LENGTH, drafter, params)
         assert result.counts.transitions == 10 and result.counts.nfe == 4 and result.counts.acceptance_length == 2.5
         assert result.counts.reached == [2, 2, 2] and result.counts.offered == [2, 2, 2]
+    for temperature in (0.0, 1.0):  # an order that is drawn is known ahead of time
+        for options in ({"order_temperature": math.inf}, {"order_temperature": 0.3, "confidence": "margin"}):
+            params = DecodeParams(UnmaskRule(**options), Sampling(temperature), 10, nodes=8)
+            with unchecked():
+                result = generate(target, [0] * LENGTH, Chain(), params)
+            assert result.counts.nfe == 4 and result.counts.reached == result.counts.offered == [2, 2, 2], options
+        params = DecodeParams(UnmaskRule(select="arrival", schedule=Schedule("timesteps", 9)), Sampling(temperature, seed=2), 10, nodes=8)
+        with unchecked():
+            result = generate(target, [0] * LENGTH, Chain(), params)
+        assert result.counts.transitions + result.counts.idle == 18 and result.counts.nfe == 4 < result.counts.transitions
     uncoupled = generate(target, [0] * LENGTH, Chain(coupled=False), replace(params, rule=UnmaskRule()))
     assert uncoupled.counts.nfe > 4
 
@@ -355,6 +379,18 @@ def test_a_target_that_emits_the_mask_token_is_refused(drafter):
         (lambda: UnmaskRule(threshold=math.inf), "threshold=inf must be finite"),
         (lambda: UnmaskRule(noise_step=False), "noise_step=False would change the law"),
         (lambda: UnmaskRule(select="threshold", noise_step=False), "noise_step=False would change the law"),
+        (lambda: UnmaskRule(order_temperature=-0.5), "order_temperature=-0.5 must be 0 .by confidence., infinite .random. or between"),
+        (lambda: UnmaskRule(order_temperature=1e-6), "order_temperature=1e-06 must be"),
+        (lambda: UnmaskRule(order_temperature=math.nan), "order_temperature=nan must be"),
+        (
+            lambda: UnmaskRule(select="threshold", order_temperature=math.inf),
+            "order_temperature=inf has no meaning with select='threshold'",
+        ),
+        (lambda: UnmaskRule(select="left_to_right", order_temperature=1.0), "order_temperature=1 has no meaning"),
+        (lambda: UnmaskRule(order_temperature=0.5, noise_step=False), "noise_step=False would change the law"),
+        (lambda: UnmaskRule(select="arrival"), "select='arrival' draws a position's time from the schedule 'timesteps'"),
+        (lambda: UnmaskRule(select="arrival", schedule=Schedule("half_even", 3)), "give that one"),
+        (lambda: UnmaskRule(select="arrival", schedule=Schedule("timesteps", 3), span=2), "a schedule says how many"),
         (lambda: Sampling(temperature=-0.1), "temperature=-0.1 must be 0 or between"),
         (lambda: Sampling(temperature=1e-30), "temperature=1e-30 must be"),
         (lambda: Sampling(temperature=1e39), r"temperature=1e\+39 must be"),
@@ -381,6 +417,9 @@ def test_what_may_leave_the_step_out_of_the_noise():
     for confidence in ("max_probability", "margin", "entropy"):
         UnmaskRule(confidence=confidence, noise_step=False)
     UnmaskRule(select="left_to_right", noise_step=False)
+    UnmaskRule(order_temperature=math.inf, noise_step=False)
+    UnmaskRule(order_temperature=0.5, confidence="margin", noise_step=False)
+    UnmaskRule(select="arrival", schedule=Schedule("timesteps", 3), noise_step=False)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from trace_toys import Settled, random_model
 
 from spot_dlm.decode import generate
 from spot_dlm.drafter_files import OrderModelFile
-from spot_dlm.drafters import Root
+from spot_dlm.drafters import Chain, Root
 from spot_dlm.drafters.order import Order
 from spot_dlm.interfaces import DecodeParams
 from spot_dlm.rules import parse_rule
@@ -22,6 +22,7 @@ RULES = {
     "entropy": UnmaskRule(confidence="entropy"),
     "margin": UnmaskRule(confidence="margin"),
     "filtered": UnmaskRule(source="filtered"),
+    **{text: parse_rule(text) for text in ("random", "order_temperature=0.3,confidence=margin", "arrival=6")},
 }
 SAMPLINGS = (Sampling(0.0), Sampling(1.0, seed=3), Sampling(0.7, top_p=0.9, seed=1), Sampling(0.7, top_k=3, seed=2))
 BUDGETS = (1, 2, 5, 32)
@@ -71,7 +72,7 @@ def test_tokens_and_order_stay(rule: str) -> None:
             for target in TOYS[4].values():
                 params = DecodeParams(RULES[rule], sampling, max_new_tokens=9, sequence=number)
                 saved += check(target, params, DRAFTERS, (BUDGETS[number], 8))
-    assert saved > 0 or rule == "k=2"  # two steps fill such a block, and the second needs no pass of its own
+    assert saved > 0 or rule in ("k=2", "arrival=6")  # two steps fill such a block, and the second needs no pass of its own
 
 
 @pytest.mark.parametrize("length", [16, 32])
@@ -83,6 +84,17 @@ def test_longer_blocks(length: int) -> None:
                 params = DecodeParams(RULES[rule], sampling, max_new_tokens=length, stop="prefix" if number % 2 else "block")
                 saved += check(TOYS[length][name], params, [DRAFTERS[number % 2], DRAFTERS[2 + number % 2]], (3, 32))
     assert saved > 0
+
+
+@pytest.mark.parametrize("rule", ["random", "order_temperature=0.3,confidence=margin", "arrival=6"])
+def test_a_drawn_order_is_left_to_the_chain(rule: str) -> None:
+    """A model cannot learn it and the chain knows its noise, so the passes are those of the chain."""
+    with unchecked():
+        for sampling in SAMPLINGS[:2]:
+            params = DecodeParams(RULES[rule], sampling, max_new_tokens=32, nodes=8)
+            chain = generate(TOYS[16]["settled"], [0, 1, 0], Chain(), params)
+            for drafter in DRAFTERS[:2]:
+                assert generate(TOYS[16]["settled"], [0, 1, 0], drafter, params).counts.nfe == chain.counts.nfe
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS[:2], ids=lambda d: d.name)

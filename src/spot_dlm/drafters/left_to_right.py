@@ -18,4 +18,4 @@ class LeftToRight:
 
     def draft(self, context: DraftContext, budget: int) -> DraftGraph:
         """Fill the leftmost masked positions one node after the other (k at a time where the rule commits k)."""
-        return stale_chain(context, budget, replace(context.rule, select="left_to_right"), coupled=True)
+        return stale_chain(context, budget, replace(context.rule, select="left_to_right", order_temperature=0.0), coupled=True)

@@ -1,7 +1,8 @@
 """The learned drafters: an order model predicts what is committed next, the graph is grown best first (SPOT, arXiv 2610.22543).
 
 One encoder run per pass, for all prompts of a batch; nodes cost additions only (growth). Where the rule commits several positions per
-step, or is none that the model was trained on (left to right, say, whose order needs no model), the coupled chain is drafted instead.
+step, draws the order itself (the noise of which the chain knows), or is none that the model was trained on (left to right, say, whose order
+needs no model), the coupled chain is drafted instead.
 
 Example: `build_drafter("order")` with the shipped weights, or `Order(load_order_model(Path("drafter")))`.
 """
@@ -59,7 +60,8 @@ class Order:
         alike: dict[int, list[int]] = {}
         for i, (context, budget) in enumerate(zip(contexts, budgets, strict=True)):
             rule, count = context.rule, len(context.root.masked)
-            if _commits_several(rule, context.root) or (self._rules and _plain(rule, context.sampling) not in self._rules):
+            unknown = bool(self._rules) and _plain(rule, context.sampling) not in self._rules
+            if unknown or rule.draws_order or _commits_several(rule, context.root):
                 graphs[i] = stale_chain(context, budget, rule, coupled=True)
             elif budget < 2 or (count == 1 and not (context.crosses and budget > 2)):
                 graphs[i] = DraftGraph.root_only(context.root)

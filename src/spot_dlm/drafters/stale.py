@@ -17,7 +17,7 @@ from spot_dlm.confidence import measure, round_to
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.interfaces import DraftContext
 from spot_dlm.state import MASKED, BlockState
-from spot_dlm.transition import Candidates, UnmaskRule, filter_logits, temper
+from spot_dlm.transition import Candidates, UnmaskRule, filter_logits, order_at_random, temper
 
 
 def still_masked(candidates: Candidates, state: BlockState) -> Candidates:
@@ -113,7 +113,7 @@ def _followed(
     spans = positions // rule.span if rule.span else np.zeros_like(positions)
     if rule.select == "left_to_right":
         return _levels(np.broadcast_to(-positions.astype(np.float32), rank.shape), none, steps, spans)
-    if rule.select == "top":
+    if rule.select in ("top", "arrival"):
         return _levels(rank, none, steps, spans)
     above = natural > rule.rounded_threshold if rule.strict else natural >= rule.rounded_threshold
     if rule.select == "threshold":
@@ -121,8 +121,12 @@ def _followed(
     return _levels(np.where(above, np.float32(np.inf), rank), none, steps, spans)
 
 
-def _counts(root: BlockState, rule: UnmaskRule, most: int) -> list[int]:
+def _counts(context: DraftContext, rule: UnmaskRule, most: int) -> list[int]:
     """Return the positions of the coming steps, until they are as many as are masked or the steps `most`."""
+    root = context.root
+    if rule.select == "arrival":  # those whose times are equal; all times are drawn already
+        rank = still_masked(context.last.candidates, root).rank
+        return np.unique(-rank, return_counts=True)[1].tolist()[:most]
     counts: list[int] = []
     while len(counts) < most and sum(counts) < len(root.masked):
         counts.append(rule.count(root, len(counts)))
@@ -136,7 +140,7 @@ def stale_chain(context: DraftContext, budget: int, rule: UnmaskRule, coupled: b
     node is the product of the stale probabilities of its tokens: as if the order were sure.
     """
     root, masked = context.root, context.root.masked
-    counts = _counts(root, rule, min(budget - 1, len(masked)))  # of as many steps as it may take to the end of the block
+    counts = _counts(context, rule, min(budget - 1, len(masked)))  # of as many steps as it may take to the end of the block
     steps = len(counts) if sum(counts) >= len(masked) else budget
     depths = min(budget - 1, steps - (not context.crosses or steps + 2 > budget))
     if depths < 1:
@@ -144,7 +148,11 @@ def stale_chain(context: DraftContext, budget: int, rule: UnmaskRule, coupled: b
     settled = context.sampling.temperature == 0 or not coupled
     found = list(stale_candidates(context, 1 if settled else depths, coupled))
     natural = np.stack([c.natural for c in found])
-    level = _followed(masked, np.stack([c.rank for c in found]), natural, rule, counts[:depths])
+    rank = np.stack([c.rank for c in found])
+    if rule.draws_order and coupled:
+        seen, ahead = np.broadcast_to(natural, (depths, len(masked))), range(root.step, root.step + depths)
+        rank = order_at_random(seen, rule, context.noise, root.block, ahead, masked)
+    level = _followed(masked, rank, np.broadcast_to(natural, rank.shape), rule, counts[:depths])
     at = np.minimum(level, len(found)) - 1, np.arange(len(level))
     tokens = np.stack([c.tokens for c in found])[at]
     count = int(level.max())
