@@ -1,6 +1,7 @@
 """Measure exact answers on the held-out prompts under standard decoding at T = 0, and write the accuracy table.
 
     python -m zoo.evaluate --model shipped --out results/accuracy.json
+    python -m zoo.evaluate --model zoo/targets/dream --model zoo/targets/llada --max-new-tokens 96 --out results/accuracy-targets.json
 
 Decodes with the chain drafter: the answers are those of standard decoding, in fewer passes.
 """
@@ -31,35 +32,38 @@ def accuracy(target: spot.Target, task: str, split: str, limit: int, params: spo
         right += bool(verdict)
         if verdict is False:
             wrong.append({"prompt": prompt.prompt, "expected": prompt.answer, "answer": text})
-    row = {"task": task, "split": split, "block_length": params.block_length, "prompts": graded, "right": right}
+    length = params.block_length or target.spec.block_length
+    row = {"model": target.spec.name, "task": task, "split": split, "block_length": length, "prompts": graded, "right": right}
     return row | {"accuracy": round(right / graded, 4), "wrong": wrong[:examples]}
 
 
 def main() -> None:
     """Evaluate the requested tasks and print one line each; the last line of stdout is the JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="shipped")
+    parser.add_argument("--model", action="append", help="repeatable; default: shipped")
     parser.add_argument("--out", type=Path, help="JSON file")
     parser.add_argument("--task", action="append", choices=GRADED_TASKS, help="repeatable; default: all")
     parser.add_argument("--split", action="append", choices=SPLITS, help="repeatable; default: both")
-    parser.add_argument("--block-length", action="append", type=int, help="repeatable; default: 16 and 32")
+    parser.add_argument("--block-length", action="append", type=int, help="repeatable; default: 16 and 32 for shipped, else the model's")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="a whole canvas has so many tokens")
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--examples", type=int, default=0, help="wrong answers to keep for each row")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    target = spot.load_target(args.model)
-    rows = []
-    for block_length in args.block_length or (16, 32):
-        params = spot.DecodeParams(max_new_tokens=128, block_length=block_length)
-        for task in args.task or GRADED_TASKS:
-            for split in args.split or SPLITS:
-                row = accuracy(target, task, split, args.limit, params, args.examples)
-                print(f"L={block_length} {task} {split}: {row['right']}/{row['prompts']}", flush=True)
-                rows.append(row)
+    rows, fingerprints = [], {}
+    for model in args.model or ["shipped"]:
+        target = spot.load_target(model)
+        fingerprints[model] = target.spec.fingerprint
+        for block_length in args.block_length or ((16, 32) if model == "shipped" else (None,)):
+            params = spot.DecodeParams(max_new_tokens=args.max_new_tokens, block_length=block_length)
+            for task in args.task or GRADED_TASKS:
+                for split in args.split or SPLITS:
+                    row = accuracy(target, task, split, args.limit, params, args.examples)
+                    print(f"{model} L={row['block_length']} {task} {split}: {row['right']}/{row['prompts']}", flush=True)
+                    rows.append(row)
     document = {
         "command": shlex.join(["python", "-m", "zoo.evaluate", *sys.argv[1:]]),
-        "model": args.model,
-        "fingerprint": target.spec.fingerprint,
+        "fingerprints": fingerprints,
         "torch": torch.__version__,
         "temperature": 0,
         "rows": rows,

@@ -50,10 +50,9 @@ class Recipe:
 
 
 # The further a network begins from the shipped one (dropped layers, mean heads), the longer it is trained.
-_NEAR = ((0, 1.0), (240, 1.0), (800, 0.0))
-_MIDDLE = ((0, 1.0), (300, 1.0), (1000, 0.0))
+_NEAR = ((0, 1.0), (100, 1.0), (450, 0.0))
+_MIDDLE = ((0, 1.0), (200, 1.0), (700, 0.0))
 _FAR = ((0, 1.0), (600, 1.0), (1600, 0.0))
-_FAR_FASTER = ((0, 1.0), (600, 1.0), (700, 0.45), (1300, 0.0))  # the loss stood still at the full rate, without norms of heads
 
 RECIPES: Mapping[str, Recipe] = {
     # The drill stage in the middle is there because arithmetic facts stay at chance in the mixture (docs/log.md).
@@ -123,11 +122,12 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "fast_dllm_v2": Recipe(
         family="fast_dllm_v2",
-        config=ModelConfig(num_layers=5, num_key_heads=2, qk_norm=False, qkv_bias=True),
+        config=ModelConfig(num_layers=5, qk_norm=False, qkv_bias=True),
         block_lengths=(32,),
         shifted=True,
-        schedule=_FAR_FASTER,
+        schedule=_MIDDLE,
         donor_layers=(0, 1, 2, None, 3),
         seed=16,
+        muon_lr=0.012,
     ),
 }
