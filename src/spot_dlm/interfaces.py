@@ -47,6 +47,8 @@ class TargetSpec:
     """On a grid: whether the last block ends with the last new token, rather than be filled up."""
     whole_canvas: bool = False
     """Whether passes see the masks of all blocks to come (`WholeCanvasTarget`); mask tokens in a prompt of ids are holes to fill then."""
+    cache: str = "exact"
+    """What passes over a whole canvas reuse from the beginning of a block: "exact" nothing; "prefix", "dual": see `CachedCanvasTarget`."""
     seeds: bool = False
     """Whether a block begins with the token that the last pass over the block before predicts (`SeededTarget`)."""
     invisible_id: int | None = None

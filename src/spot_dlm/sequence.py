@@ -164,6 +164,7 @@ class Decoding:
         if self.target.spec.whole_canvas:
             whole = cast(WholeCanvasTarget, self.target)
             self.prefix: Prefix = whole.open_canvas(self._tokens[:first], self.layout.end)
+            self.counts.nfe_prefill = int(self.target.spec.cache != "exact")
         else:
             self.prefix = self.target.prefill(self._tokens[:first], self.layout.length)
             self.counts.nfe_prefill = int(first > 0)

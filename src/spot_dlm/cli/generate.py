@@ -44,6 +44,7 @@ def generate(
     samples: Annotated[int, typer.Option("-n", "--samples", help="Samples of every prompt.")] = 1,
     model: o.Model = "shipped",
     family: o.FamilyName = None,
+    cache: o.CacheName = "exact",
     drafter: o.DrafterName = o.DEFAULT_DRAFTER,
     nodes: o.Nodes = o.DEFAULT_NODES,
     graph: o.Graph = None,
@@ -108,7 +109,7 @@ def generate(
     build_drafter(drafter, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
     console = stderr_console()
     lines = _prompt_lines(prompt, prompts, console)
-    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family))
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
     guess = o.open_drafter(drafter, target.spec, files, lambda text: console.print(f"spot: {text}", highlight=False))
     jobs = [prepare(target, line, params) for line in lines]
     settings = provenance(target, params) | {"drafter": guess.name, "nodes": params.nodes, "raw": raw, "strict": strict}

@@ -25,6 +25,7 @@ from spot_dlm.targets.families import FAMILIES
 def info(
     model: o.Model = "shipped",
     family: o.FamilyName = None,
+    cache: o.CacheName = "exact",
     dtype: o.Dtype = None,
     device: o.Device = None,
     threads: o.Threads = None,
@@ -43,7 +44,7 @@ def info(
       spot info
       spot info --model ./my-checkpoint --dtype bfloat16 --json
     """
-    target = o.open_target(model, o.TargetOptions(dtype, device, threads, strict=strict, family=family))
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, strict=strict, family=family, cache=cache))
     facts = _facts(target)
     if as_json:
         print(json.dumps(facts))

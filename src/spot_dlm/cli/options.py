@@ -42,6 +42,14 @@ FamilyName = Annotated[
         help=f"Row of the family table ({' | '.join(row.name for row in FAMILIES)}); default: by config.json and the model's name.",
     ),
 ]
+CacheName = Annotated[
+    str,
+    typer.Option(
+        "--cache",
+        metavar="NAME",
+        help="For full attention (LLaDA, ...): exact | prefix | dual. The last two are other, approximate decoders, much cheaper a pass.",
+    ),
+]
 DrafterName = Annotated[str, typer.Option("--drafter", help=_DRAFTER_HELP)]
 DrafterNames = Annotated[list[str], typer.Option("--drafter", help=f"{_DRAFTER_HELP} Repeatable; 'all' = those for every rule.")]
 Graph = Annotated[
@@ -106,6 +114,7 @@ class TargetOptions:
     raw: bool = False
     strict: int = 1
     family: str | None = None
+    cache: str = "exact"
 
 
 @dataclass(frozen=True)
@@ -139,6 +148,7 @@ def open_target(model: str, options: TargetOptions) -> Target:
         dtype=options.dtype,
         use_template=not options.raw,
         padded_rows=options.strict,
+        cache=options.cache,
     )
 
 

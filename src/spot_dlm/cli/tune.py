@@ -31,6 +31,7 @@ _BAR = 24
 def tune(
     model: o.Model = "shipped",
     family: o.FamilyName = None,
+    cache: o.CacheName = "exact",
     drafter: o.DrafterName = o.DEFAULT_DRAFTER,
     graph: o.Graph = None,
     drafter_file: o.DrafterFile = None,
@@ -69,7 +70,7 @@ def tune(
     check_files(None, None, plot)
     build_drafter(drafter, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
     console = stderr_console()
-    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, family=family))
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, family=family, cache=cache))
     guess = o.open_drafter(drafter, target.spec, o.DrafterFiles(graph, drafter_file, transfer), lambda text: say(console, text))
     key = profile_key(target, guess, params)
     profile = None if refresh else load_profile(key, lambda text: say(console, text))

@@ -54,6 +54,7 @@ class Case:
 def verify(
     model: o.Model = "shipped",
     family: o.FamilyName = None,
+    cache: o.CacheName = "exact",
     drafter: o.DrafterNames = [o.DEFAULT_DRAFTER],  # noqa: B006
     nodes: o.NodesList = [o.DEFAULT_NODES],  # noqa: B006
     graph: o.Graph = None,
@@ -136,7 +137,7 @@ def verify(
     budgets = list(dict.fromkeys(o.parse_nodes(n) for n in nodes))
     console = stderr_console()
     lines = _prompt_lines(prompts, task, limit, console)
-    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family))
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
 
     say = o.once(lambda text: console.print(f"spot: {text}", highlight=False))
     everywhere = [n for n in dict.fromkeys(names) if n in drafter or not o.is_left_out(n, target.spec, files, say)]

@@ -7,6 +7,7 @@ Example: `target.evaluate(target.open_canvas(prompt_ids, end=len(prompt_ids) + 3
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,15 @@ class CanvasPrefix:
     def length(self) -> int:
         """Tokens before the block."""
         return len(self.token_ids)
+
+
+class Segments(NamedTuple):
+    """A query, or a part of it: N segments of T tokens from absolute position `first` on, and the cache that they see besides."""
+
+    cache: PrefixCache
+    first: int
+    ids: Int64[np.ndarray, "N T"]
+    wanted: Bool[np.ndarray, "N T"]
 
 
 class FullAttentionTarget(Adapter):
@@ -69,15 +79,15 @@ class FullAttentionTarget(Adapter):
 
     def commit(self, prefix: Prefix, token_ids: Int64[np.ndarray, " L"]) -> int:
         """Append one block to the tokens; takes no pass."""
-        own = _own(prefix)
+        own = own_prefix(prefix)
         own.token_ids = np.concatenate((own.token_ids, token_ids))
         return 0
 
     @torch.inference_mode()
     def evaluate_many(self, queries: Sequence[Query]) -> list[MaskedLogits]:
         """Return what `evaluate` returns for each query, in one packed pass (in chunks, where it is large)."""
-        whole = [self._whole(_own(prefix), canvases) for prefix, canvases in queries]
-        counts = [wanted.sum(axis=1) for _, wanted in whole]
+        whole = [self._segments(own_prefix(prefix), canvases) for prefix, canvases in queries]
+        counts = [query.wanted.sum(axis=1) for query in whole]
         packed = torch.empty(sum(int(count.sum()) for count in counts), self._spec.vocab_size, device=self._spec.device)
         row = 0
         for chunk in self._chunks(whole):
@@ -93,7 +103,7 @@ class FullAttentionTarget(Adapter):
         self._wait()
         return found
 
-    def _whole(self, prefix: CanvasPrefix, canvases: Int64[np.ndarray, "N L"]) -> tuple[Int64[np.ndarray, "N T"], Bool[np.ndarray, "N T"]]:
+    def _segments(self, prefix: CanvasPrefix, canvases: Int64[np.ndarray, "N L"]) -> Segments:
         """Return the whole canvases, and which of their rows are wanted."""
         count, length = canvases.shape
         ids = np.full((count, prefix.end), self._spec.mask_token_id)
@@ -102,17 +112,15 @@ class FullAttentionTarget(Adapter):
         block = slice(prefix.length, prefix.length + length)
         ids[:, block] = np.where(canvases == MASKED, self._spec.mask_token_id, canvases)
         wanted[:, block] = canvases == MASKED
-        return ids, wanted
+        return Segments(PrefixCache(prefix.end), 0, ids, wanted)
 
-    def _chunks(
-        self, whole: Sequence[tuple[Int64[np.ndarray, "_ _"], Bool[np.ndarray, "_ _"]]]
-    ) -> Iterator[list[tuple[Int64[np.ndarray, "_ _"], Bool[np.ndarray, "_ _"]]]]:
+    def _chunks(self, whole: Sequence[Segments]) -> Iterator[list[Segments]]:
         """Cut the queries into passes of whole canvases, in order, one canvas at least."""
-        made: list[tuple[Int64[np.ndarray, "_ _"], Bool[np.ndarray, "_ _"]]] = []
+        made: list[Segments] = []
         tokens = scores = 0
-        for ids, wanted in whole:
+        for cache, first, ids, wanted in whole:
             size = ids.shape[1]
-            pairs = size * size * self._weights.heads
+            pairs = size * (cache.length + size) * self._weights.heads
             start = 0
             while start < len(ids):
                 room = min((PASS_TOKENS - tokens) // size, (MAX_SCORES - scores) // pairs)
@@ -121,26 +129,26 @@ class FullAttentionTarget(Adapter):
                     made, tokens, scores = [], 0, 0
                     continue
                 stop = min(len(ids), start + max(1, room))
-                made.append((ids[start:stop], wanted[start:stop]))
+                made.append(Segments(cache, first, ids[start:stop], wanted[start:stop]))
                 tokens, scores, start = tokens + (stop - start) * size, scores + (stop - start) * pairs, stop
         if made:
             yield made
 
-    def _pack(self, chunk: Sequence[tuple[Int64[np.ndarray, "_ _"], Bool[np.ndarray, "_ _"]]]) -> Packed:
-        """Lay out canvases as segments that see themselves only."""
+    def _pack(self, chunk: Sequence[Segments]) -> Packed:
+        """Lay out segments that see their query's cache and themselves."""
         groups, rows, start = [], [], 0
-        for ids, wanted in chunk:
+        for cache, _, ids, wanted in chunk:
             count, size = ids.shape
-            groups.append(Group(PrefixCache(size), start, count, size))
+            groups.append(Group(cache, start, count, size))
             canvas, position = np.nonzero(wanted)
             rows.append(start + canvas * size + (np.maximum(position - 1, 0) if self._shifted else position))
             start += count * size
-        tokens = np.concatenate([ids.ravel() for ids, _ in chunk])
-        positions = np.concatenate([np.tile(np.arange(ids.shape[1]), len(ids)) for ids, _ in chunk])
+        tokens = np.concatenate([part.ids.ravel() for part in chunk])
+        positions = np.concatenate([np.tile(part.first + np.arange(part.ids.shape[1]), len(part.ids)) for part in chunk])
         return Packed(tokens, positions, np.concatenate(rows), groups, self._padded_rows)
 
 
-def _own(prefix: Prefix) -> CanvasPrefix:
+def own_prefix(prefix: Prefix) -> CanvasPrefix:
     """Narrow the loop's prefix to one that this target made."""
     if not isinstance(prefix, CanvasPrefix):
         raise TypeError(f"the prefix must come from this target, got {type(prefix).__name__}")

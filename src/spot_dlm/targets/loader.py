@@ -14,6 +14,7 @@ import torch
 from spot_dlm.interfaces import TargetSpec
 from spot_dlm.state import MASKED
 from spot_dlm.targets.block_causal import BlockCausalTarget
+from spot_dlm.targets.cached_canvas import CachedCanvasTarget
 from spot_dlm.targets.checkpoints import SHIPPED, fingerprint, load_host, locate, read_json
 from spot_dlm.targets.families import Family, chat_templates, find_family
 from spot_dlm.targets.full_attention import FullAttentionTarget
@@ -38,6 +39,7 @@ def load_target(
     right_shift: bool = False,
     use_template: bool = True,
     padded_rows: int = 1,
+    cache: str = "exact",
 ) -> LoadedTarget:
     """Load a target.
 
@@ -53,6 +55,7 @@ def load_target(
         right_shift: logits of an A2D checkpoint predict the next position (dllm's right_shift_logits).
         use_template: wrap text prompts in the checkpoint's chat template, or in its family's where it has none and is no base model.
         padded_rows: see Adapter (strict mode).
+        cache: for full attention: "exact" runs whole canvases; "prefix" and "dual" are other, approximate decoders (CachedCanvasTarget).
 
     Raises:
         ValueError: saying what is wrong with the checkpoint and what to do.
@@ -72,6 +75,7 @@ def load_target(
     for name, value in (("mask_token_id", mask), *(("end token", i) for i in sorted(ends))):
         if not 0 <= value < vocab_size:
             raise ValueError(f"{model}: {name} {value} lies outside the vocabulary of {vocab_size}")
+    _check_cache(cache, row, right_shift, model)
     length = stated_length(config, row, model).value if block_length is None else block_length
     if length < 1:
         raise ValueError(f"block_length={length} must be at least 1")
@@ -86,11 +90,12 @@ def load_target(
         device=place,
         dtype=str(number).removeprefix("torch."),
         num_parameters=sum(p.numel() for p in host.parameters()),
-        fingerprint=fingerprint(folder),
+        fingerprint=fingerprint(folder) + ("" if cache == "exact" else f"-{cache}"),
         crosses=row.attention == "block_causal" and row.shift == "none" and not right_shift,
         blocks=row.blocks,
         cuts_last_block=row.cuts_last_block,
         whole_canvas=row.attention == "full",
+        cache=cache,
         seeds=row.needs_seed,
         invisible_id=_pad_token_id(config, pad_token_id) if row.hides_padding else None,
     )
@@ -106,9 +111,27 @@ def _build(
     family: Family, weights: Weights, spec: TargetSpec, codec: TextCodec | None, padded_rows: int, right_shift: bool
 ) -> LoadedTarget:
     """Return the adapter for a family's contract."""
+    if spec.cache != "exact":
+        return CachedCanvasTarget(weights, spec, codec, padded_rows, spec.cache)
     if family.attention == "full":
         return FullAttentionTarget(weights, spec, codec, padded_rows, shifted=right_shift or family.shift == "global")
     return BlockCausalTarget(weights, spec, codec, padded_rows, "prefix" if right_shift else "block" if family.shift == "block" else "none")
+
+
+def _check_cache(cache: str, family: Family, right_shift: bool, model: str) -> None:
+    """Refuse a cache where there is none to choose.
+
+    Raises:
+        ValueError: naming the cache, the family and why.
+    """
+    if cache not in ("exact", "prefix", "dual"):
+        raise ValueError(f"cache={cache!r} is unknown; choose one of exact, prefix, dual")
+    if cache == "exact":
+        return
+    if family.attention != "full":
+        raise ValueError(f"{model}: cache={cache!r} is for full attention; family {family.name} has an exact cache already")
+    if family.shift != "none" or family.blocks == "whole" or right_shift:
+        raise ValueError(f"{model}: cache={cache!r} needs blocks and logits without shift; family {family.name} runs whole canvases only")
 
 
 def _pad_token_id(config: dict[str, Any], given: int | None) -> int | None:
