@@ -17,6 +17,7 @@ from spot_dlm import noise as noise_module
 from spot_dlm import race, transition, verify
 from spot_dlm.confidence import measure
 from spot_dlm.noise import CoupledNoise
+from spot_dlm.schedule import Schedule
 from spot_dlm.state import BlockState
 from spot_dlm.transition import (
     Candidates,
@@ -143,7 +144,7 @@ def test_commit_writes_what_was_selected(values):
     canvas = np.full(2 * len(values), 7)
     canvas[found.positions] = -1
     state = BlockState(1, canvas, 3)
-    done = commit(state, found, UnmaskRule(num_per_step=2))
+    done = commit(state, found, UnmaskRule(num_per_step=2), CoupledNoise(0, 0))
     assert done.before is state and done.state.step == 4 and len(done.positions) == min(2, len(values))
     assert done.state.canvas[done.positions].tolist() == done.tokens.tolist() == (done.positions // 2 + 10).tolist()
     assert done.state.masked.tolist() == sorted(set(state.masked.tolist()) - set(done.positions.tolist()))
@@ -196,7 +197,7 @@ def test_compiled_confidence_has_the_bits_of_torch(vocab, confidence):
 
 
 def random_rule(rng):
-    confidence, select = str(rng.choice(CONFIDENCES)), str(rng.choice(("top", "threshold", "left_to_right", "leftmost_above")))
+    confidence, select = str(rng.choice(CONFIDENCES)), str(rng.choice(("top", "threshold", "left_to_right", "leftmost_above", "arrival")))
     return UnmaskRule(
         select,
         int(rng.integers(1, 4)) if select in ("top", "left_to_right") else 1,
@@ -205,7 +206,9 @@ def random_rule(rng):
         confidence,
         str(rng.choice(("raw", "tempered", "filtered"))),
         str(rng.choice(("float32", "bfloat16"))),
-        noise_step=bool(rng.integers(2)) or (confidence == "probability" and select != "left_to_right"),
+        noise_step=bool(rng.integers(2)) or (confidence == "probability" and select not in ("left_to_right", "arrival")),
+        schedule=Schedule("timesteps", 5) if select == "arrival" else None,
+        order_temperature=float(rng.choice((0.0, 0.3, np.inf))) if select == "top" else 0.0,
     )
 
 
@@ -251,7 +254,7 @@ def test_a_step_is_its_definition_with_all_noise_drawn(seed):
         state = step.state
         noise = step_noise(state, state.masked, step.logits.shape[-1], step.sampling, step.noise)
         proposed = propose(state.masked, step.logits, step.rule, step.sampling, noise)
-        assert same(one_by_one(step), commit(state, proposed, step.rule))
+        assert same(one_by_one(step), commit(state, proposed, step.rule, step.noise))
 
 
 @SMALL

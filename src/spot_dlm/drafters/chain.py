@@ -1,8 +1,8 @@
 """The training-free chain (FreeDave, arXiv 2510.00294): apply F again and again to the stale logits.
 
 The published drafter fills the tokens that the last pass drew; the coupled one draws each depth's tokens with the noise
-that the target will use there, so a guess is as often right at T = 1 as at T = 0. Where the rule draws the order of positions, the coupled
-chain knows the noise of that too, and with it, under random remasking, the order itself.
+that the target will use there, so a guess is as often right at T = 1 as at T = 0. Where the rule draws the order of positions, both know
+the noise of that, and with it, under random remasking, the order itself.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ class Chain:
     """Positions by descending stale confidence, one chain of nodes.
 
     Args:
-        coupled: draw every depth's tokens with that depth's noise; False is the published form. Equal at temperature 0, unless the rule
-            draws the order.
+        coupled: draw every depth's tokens with that depth's noise; False is the published form. Equal at temperature 0.
     """
 
     coupled: bool = True

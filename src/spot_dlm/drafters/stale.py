@@ -128,6 +128,10 @@ def _counts(context: DraftContext, rule: UnmaskRule, most: int) -> list[int]:
         rank = still_masked(context.last.candidates, root).rank
         return np.unique(-rank, return_counts=True)[1].tolist()[:most]
     counts: list[int] = []
+    if rule.span:  # a step stays in one span
+        for left in np.unique(root.masked // rule.span, return_counts=True)[1].tolist():
+            counts += [min(rule.num_per_step, left - taken) for taken in range(0, left, rule.num_per_step)]
+        return counts[:most]
     while len(counts) < most and sum(counts) < len(root.masked):
         counts.append(rule.count(root, len(counts)))
     return counts
@@ -149,7 +153,7 @@ def stale_chain(context: DraftContext, budget: int, rule: UnmaskRule, coupled: b
     found = list(stale_candidates(context, 1 if settled else depths, coupled))
     natural = np.stack([c.natural for c in found])
     rank = np.stack([c.rank for c in found])
-    if rule.draws_order and coupled:
+    if rule.draws_order:
         seen, ahead = np.broadcast_to(natural, (depths, len(masked))), range(root.step, root.step + depths)
         rank = order_at_random(seen, rule, context.noise, root.block, ahead, masked)
     level = _followed(masked, rank, np.broadcast_to(natural, rank.shape), rule, counts[:depths])
