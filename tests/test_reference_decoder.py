@@ -6,6 +6,7 @@ import ast
 import math
 import pathlib
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -518,6 +519,11 @@ def test_exact_law_by_hand():
     assert exact_law(logits_fn, ReferenceRule(), [], 2, 2, ()) == {(1, 1): 1.0}
 
 
+class Timesteps(NamedTuple):
+    steps: int
+    kind: str = "timesteps"
+
+
 LAWS = [
     ({}, (3, 3, [], 3, ())),
     ({"confidence": "max_probability", "noise_step": False}, (3, 3, [], 3, ())),
@@ -526,6 +532,10 @@ LAWS = [
     ({"select": "left_to_right", "noise_step": False, "top_p": 0.8}, (3, 2, [1], 3, (0,))),
     ({"select": "threshold", "threshold": 0.6, "resolution": "bfloat16"}, (3, 3, [], 3, (1,))),
     ({"select": "leftmost_above", "threshold": 0.5, "source": "filtered", "top_k": 2}, (3, 3, [], 3, ())),
+    ({"order_temperature": INF, "noise_step": False}, (3, 3, [], 3, ())),
+    ({"order_temperature": 0.2, "num_per_step": 2, "span": 2}, (3, 3, [], 3, (1,))),
+    ({"order_temperature": 0.3, "confidence": "entropy", "schedule": Timesteps(5)}, (3, 3, [], 3, ())),
+    ({"select": "arrival", "schedule": Timesteps(4)}, (3, 3, [], 3, (2,))),
 ]
 
 

@@ -218,6 +218,9 @@ def test_bad_recordings() -> None:
     for rule in ("k=2", "threshold=0.9"):
         with pytest.raises(ValueError, match="traces need one per step"):
             TraceSetting(rule)
+    for rule in ("random", "order_temperature=0.5"):
+        with pytest.raises(ValueError, match="draws the order of positions: no model can learn it"):
+            TraceSetting(rule)
     with pytest.raises(ValueError, match="temperature"):
         TraceSetting(temperature=-1)
     with pytest.raises(ValueError, match="nothing to record"):
