@@ -67,6 +67,7 @@ from spot_dlm.interfaces import DecodeParams
         (["verify", "--sampler", "llada", "--block-length", "8"], "--sampler says what --block-length 8 would: give one of them"),
         (["verify", "--sampler", "llada", "--stop", "never"], "--sampler says what --stop never would: give one of them"),
         (["generate", "a", "--sampler", "llada", "--rule", "ltr"], "--sampler says what --rule ltr would: give one of them"),
+        (["generate", "a", "--sampler", "llada,temperature=1", "--temperature", "0.5"], "--sampler says what --temperature 0.5 would"),
         (["generate", "a", "--family", "mdlm"], "family='mdlm' is unknown; choose one of llada, "),
         (["verify", "--family", "mdlm"], "family='mdlm' is unknown; choose one of llada, "),
         (["info", "--family", "mdlm"], "family='mdlm' is unknown; choose one of llada, "),
@@ -112,6 +113,15 @@ def test_without_tokenizer_ids_still_work(spot: Spot, tmp_path: Path) -> None:
     prompts.write_text('{"prompt_ids": [1, 2, 3]}\n', "utf-8")
     done = spot("generate", "--prompts", prompts, "--model", tmp_path / "bare", "--max-new-tokens", 4)
     assert done.code == 0 and len(done.rows[0]["token_ids"]) == 4
+
+
+@pytest.mark.parametrize("name", ["temperature", "max_new_tokens"])
+def test_an_official_sampler_is_the_same_for_all_prompts(spot: Spot, tmp_path: Path, name: str) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text(json.dumps({"prompt": "a", "seed": 3}) + "\n" + json.dumps({"prompt": "a", name: 1}) + "\n", "utf-8")
+    for command in ("generate", "verify"):
+        refused = spot(command, "--prompts", prompts, "--sampler", "llada")
+        assert refused.code == 2 and f":2: {name} is for --sampler to say" in refused.err and refused.err.count("\n") == 1
 
 
 def test_base_models_take_bare_prompts(spot: Spot, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def generate(
     build_drafter(drafter, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
     console = stderr_console()
     lines = _prompt_lines(prompt, prompts, console)
+    check_overrides(lines, sampler)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
     guess = o.open_drafter(drafter, target.spec, files, lambda text: console.print(f"spot: {text}", highlight=False))
     jobs = [prepare(target, line, params) for line in lines]
@@ -149,6 +150,18 @@ def _prompt_lines(prompt: str | None, prompts: Path | None, console: Console) ->
 def _batch_size(text: str) -> int:
     count = o.parse_count("--batch", text, 10**9 - 1)
     return MAX_REQUESTS if count == "auto" else count
+
+
+def check_overrides(lines: list[PromptLine], sampler: str | None) -> None:
+    """Refuse prompts with a temperature or length of their own under an official sampler, whose rule and schedule follow from both.
+
+    Raises:
+        ValueError: naming the prompt.
+    """
+    for line in lines if sampler is not None else ():
+        for name in ("temperature", "max_new_tokens"):
+            if name in line.overrides:
+                raise ValueError(f"{line.where}: {name} is for --sampler to say, the same for all prompts")
 
 
 def prepare(target: Target, line: PromptLine, params: DecodeParams) -> Job:

@@ -3,6 +3,7 @@
 Knows nothing of what the commands do. Example: `target = open_target("shipped", TargetOptions())`.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -263,6 +264,8 @@ def decode_params(
         for option, value, default in (("--rule", rule, DEFAULT_RULE), ("--block-length", block_length, None), ("--stop", stop, "block")):
             if value != default:
                 raise ValueError(f"--sampler says what {option} {value} would: give one of them")
+        if temperature is not None and re.search(r",\s*temperature\s*=", sampler):
+            raise ValueError(f"--sampler says what --temperature {temperature:g} would: give one of them")
         given = {"temperature": temperature, "top_p": top_p if top_p != 1 else None, "top_k": top_k or None}
         common = {name: value for name, value in given.items() if value is not None}
         chosen = parse_sampler(sampler, max_new_tokens=max_new_tokens, **common)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from spot_dlm.batch import Failed, Request, decode_batch
 from spot_dlm.cli import options as o
-from spot_dlm.cli.generate import Job, prepare
+from spot_dlm.cli.generate import Job, check_overrides, prepare
 from spot_dlm.cli.jsonl import PromptLine, read_prompts
 from spot_dlm.cli.show import COMMAND, progress_bar, provenance, stderr_console
 from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
@@ -137,6 +137,7 @@ def verify(
     budgets = list(dict.fromkeys(o.parse_nodes(n) for n in nodes))
     console = stderr_console()
     lines = _prompt_lines(prompts, task, limit, console)
+    check_overrides(lines, sampler)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
 
     say = o.once(lambda text: console.print(f"spot: {text}", highlight=False))
