@@ -109,6 +109,10 @@ class UnmaskRule:
             )
         if temperature and self.select != "top":
             raise ValueError(f"order_temperature={temperature:.6g} has no meaning with select={self.select!r}, only with 'top'")
+        if temperature and self.late_ids:
+            raise ValueError(
+                f"late_ids have no meaning with order_temperature={temperature:.6g}: no token goes last in an order that is drawn"
+            )
         by_token = self.confidence == "probability" and self.select not in ("left_to_right", "arrival") and temperature < math.inf
         if not self.noise_step and by_token:
             raise ValueError(

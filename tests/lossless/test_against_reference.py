@@ -48,7 +48,7 @@ def random_case(rng, select, confidence, source, resolution, temperature):
         options.update(num_per_step=1, schedule=Schedule(pick(rng, *get_args(Kind)), int(rng.integers(1, 7))))
     elif select != "arrival":
         options["span"] = pick(rng, 0, 0, 1, 2, 3)
-    if source == "raw" and rng.integers(3) == 0:
+    if source == "raw" and "order_temperature" not in options and rng.integers(3) == 0:
         options["late_ids"] = (int(rng.integers(3)),)
     elif rng.integers(4) == 0:
         options["suppressed_ids"] = (int(rng.integers(3)),)

@@ -48,9 +48,7 @@ RULES = {
     "half-even-left-to-right": {"select": "left_to_right", "schedule": Schedule("half_even", 2)},
     "random": {"order_temperature": math.inf},
     "random-remainder-first": {"order_temperature": math.inf, "schedule": Schedule("remainder_first", 3), "noise_step": False},
-    "random-2-span": {"order_temperature": math.inf, "num_per_step": 2, "span": 3},
-    "drawn": {"order_temperature": 0.2},
-    "drawn-late-bf16": {"order_temperature": 0.5, "late_ids": (1,), "resolution": "bfloat16"},
+    "drawn-suppressed-bf16": {"order_temperature": 0.5, "suppressed_ids": (1,), "resolution": "bfloat16"},
     "drawn-timesteps": {
         "order_temperature": 0.4,
         "confidence": "entropy",
@@ -58,7 +56,6 @@ RULES = {
         "top_p": 0.9,
         "schedule": Schedule("timesteps", 4),
     },
-    "arrival": {"select": "arrival", "schedule": Schedule("timesteps", 6)},
     "arrival-filtered": {"select": "arrival", "schedule": Schedule("timesteps", 3), "top_k": 3, "noise_step": False},
     "threshold-span-late": {"select": "threshold", "threshold": 0.4, "span": 2, "late_ids": (1,), "suppressed_ids": (2,)},
 }
@@ -387,6 +384,7 @@ def test_a_target_that_emits_the_mask_token_is_refused(drafter):
             "order_temperature=inf has no meaning with select='threshold'",
         ),
         (lambda: UnmaskRule(select="left_to_right", order_temperature=1.0), "order_temperature=1 has no meaning"),
+        (lambda: UnmaskRule(order_temperature=0.5, late_ids=(1,)), "late_ids have no meaning with order_temperature=0.5"),
         (lambda: UnmaskRule(order_temperature=0.5, noise_step=False), "noise_step=False would change the law"),
         (lambda: UnmaskRule(select="arrival"), "select='arrival' draws a position's time from the schedule 'timesteps'"),
         (lambda: UnmaskRule(select="arrival", schedule=Schedule("half_even", 3)), "give that one"),
