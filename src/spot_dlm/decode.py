@@ -16,7 +16,8 @@ from typing import TypeVar, cast
 from spot_dlm.budget import Budget
 from spot_dlm.draft_graph import DraftGraph
 from spot_dlm.interfaces import BatchDrafter, BatchTarget, DecodeParams, DraftContext, Drafter, MaskedLogits, Target
-from spot_dlm.sequence import BlockStarted, Decoding, Event, Finished, Pass, Result
+from spot_dlm.sequence import Decoding, Event, Finished, Result
+from spot_dlm.stable import StableIds, TextStream
 from spot_dlm.stats import Counts
 from spot_dlm.tune import budget_for
 from spot_dlm.verify import Acceptance, Walk, accept_many
@@ -198,23 +199,13 @@ def stream(
 ) -> Iterator[str]:
     """Yield text as soon as it is stable: the run of committed positions from the left; the pieces joined are the result's text."""
     params = params or DecodeParams()
-    tokens: dict[int, int] = {}
-    ids: list[int] = []
-    following, done = -1, ""
+    run, text = StableIds(target.spec.stop_ids, params.max_new_tokens), TextStream(target.decode)
     for event in decode_steps(target, prompt, drafter, params, budget):
-        if isinstance(event, BlockStarted) and following < 0:
-            following = max(event.num_prompt, event.start + int(event.state.masked[0]) - len(event.committed))
-        if isinstance(event, BlockStarted | Pass):
-            tokens |= {c.position: c.token for c in event.committed}
-            while tokens.get(following, -1) not in target.spec.stop_ids | {-1} and len(ids) < params.max_new_tokens:
-                ids.append(tokens[following])
-                following += 1
-            text = target.decode(ids).rstrip("\N{REPLACEMENT CHARACTER}")  # a character whose bytes are not all there yet
-            if len(text) > len(done) and text.startswith(done):
-                yield text[len(done) :]
-                done = text
-        elif isinstance(event, Finished):
-            yield event.result.text[len(done) :]
+        piece = "".join(map(text.push, run.take(event)))
+        if isinstance(event, Finished):
+            piece += text.end()
+        if piece:
+            yield piece
 
 
 def generate(
