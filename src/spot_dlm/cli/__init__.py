@@ -24,6 +24,7 @@ from spot_dlm.cli.demo import demo
 from spot_dlm.cli.doctor import doctor
 from spot_dlm.cli.generate import generate
 from spot_dlm.cli.info import info
+from spot_dlm.cli.serve import serve
 from spot_dlm.cli.show import COMMAND, one_line
 from spot_dlm.cli.trace import trace
 from spot_dlm.cli.train import train
@@ -42,6 +43,7 @@ for _command, _summary in (
     (verify, "Prove that speculation changes neither tokens nor order."),
     (info, "Show what a model is and what will be used."),
     (doctor, "Say whether a checkpoint will load and decode, without its weights."),
+    (serve, "Serve a model over HTTP, in OpenAI's shape."),
     (demo, "Decode one prompt of every family both ways and compare."),
     (tune, "Measure what a pass costs here, for --nodes auto."),
     (trace, "Record standard decoding as traces."),

@@ -1,0 +1,112 @@
+"""`spot serve`: an OpenAI-compatible HTTP server.
+
+Example: `spot serve --port 8000`.
+"""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spot_dlm.batch import MAX_CACHED_TOKENS, MAX_REQUESTS
+from spot_dlm.budget import MOST_NODES
+from spot_dlm.cli import options as o
+from spot_dlm.cli.show import stderr_console
+
+API_KEY = "SPOT_API_KEY"
+
+
+def serve(
+    model: o.Model = "shipped",
+    family: o.FamilyName = None,
+    drafter: o.DrafterName = o.DEFAULT_DRAFTER,
+    nodes: o.Nodes = o.DEFAULT_NODES,
+    graph: o.Graph = None,
+    drafter_file: o.DrafterFile = None,
+    transfer: o.Transfer = False,
+    temperature: o.SamplerTemperature = None,
+    top_p: o.TopP = 1.0,
+    top_k: o.TopK = 0,
+    max_new_tokens: o.MaxNewTokens = o.MAX_NEW_TOKENS,
+    rule: o.Rule = o.DEFAULT_RULE,
+    sampler: o.Sampler = None,
+    block_length: o.BlockLength = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    threads: o.Threads = None,
+    raw: o.Raw = False,
+    strict: o.Strict = 1,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; the default is for this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 = a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option("--name", help="Model name for clients; default: --model, of a folder its name.")] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Answers that share a pass at most.")] = MAX_REQUESTS,
+    queue: Annotated[int, typer.Option("--queue", metavar="N", help="Answers that wait at most; beyond them: 429.")] = 64,
+    max_cached_tokens: Annotated[
+        int, typer.Option("--max-cached-tokens", metavar="N", help="Tokens in the caches of all that share a pass.")
+    ] = MAX_CACHED_TOKENS,
+    max_body: Annotated[int, typer.Option("--max-body", metavar="BYTES", help="Bytes of a request at most; beyond: 413.")] = 2**20,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds to a whole answer; beyond: 504.")] = 600.0,
+    grace: Annotated[float, typer.Option("--grace", metavar="S", help="Seconds that answers have to end after SIGTERM.")] = 30.0,
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", metavar="FILE", help=f"Key that clients must show; or the variable {API_KEY}.")
+    ] = None,
+) -> None:
+    """Serve a model over HTTP, in OpenAI's shape: /v1/chat/completions, /v1/completions, /v1/models, /health, /ready, /metrics.
+
+    Options of decoding are the defaults of requests that do not say them (docs/serving.md). Requests share passes; the tokens of each
+    are those it gets alone. SIGTERM ends in order: exit code 0.
+
+    \b
+    Examples:
+      spot serve
+      spot serve --model JetLM/SDAR-1.7B-Chat --port 8080 --batch 8
+      SPOT_API_KEY=secret spot serve --host 0.0.0.0
+    """
+    for module in ("fastapi", "uvicorn", "prometheus_client"):
+        if find_spec(module) is None:
+            raise ValueError(f"spot serve needs the package {module}: pip install 'spot-dlm[server]'")
+    from spot_dlm.server.run import address, listen
+    from spot_dlm.server.run import serve as run
+    from spot_dlm.server.settings import Defaults, Settings
+
+    chosen = o.decode_params(
+        temperature=temperature, top_p=top_p, top_k=top_k, rule=rule, max_new_tokens=max_new_tokens, nodes=nodes, block_length=block_length,
+        sampler=sampler,
+    )  # fmt: skip
+    o.check_strict(strict, nodes)
+    console = stderr_console()
+
+    def say(text: str) -> None:
+        console.print(f"spot: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    settings = Settings(
+        name=name or (Path(model).resolve().name if Path(model).exists() else model),
+        max_requests=batch, queue=queue, max_cached_tokens=max_cached_tokens, max_body_bytes=max_body, timeout_s=timeout, grace_s=grace,
+        max_nodes=strict if strict > 1 else MOST_NODES if chosen.nodes == "auto" else max(MOST_NODES, chosen.nodes),
+        needs_fixed_nodes=strict > 1,
+        api_key=_api_key(api_key_file),
+        defaults=Defaults(max_new_tokens, temperature, top_p, top_k, chosen.nodes, rule, sampler, block_length),
+    )  # fmt: skip
+    with listen(host, port) as listener:
+        target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family))
+        guess = o.open_drafter(drafter, target.spec, o.DrafterFiles(graph, drafter_file, transfer), say)
+        if not settings.api_key and host not in ("127.0.0.1", "::1", "localhost"):
+            say(f"anybody who reaches {host} may use this server: set {API_KEY} or --api-key-file")
+        say(f"serving {settings.name} on {address(listener)}/v1")
+        run(target, guess, settings, listener, say)
+
+
+def _api_key(file: Path | None) -> str:
+    """Return the key of the file, else of the environment; empty: none.
+
+    Raises:
+        ValueError: if the file holds no key.
+    """
+    if file is None:
+        return os.environ.get(API_KEY, "").strip()
+    key = file.read_text("utf-8").strip()
+    if not key:
+        raise ValueError(f"--api-key-file {file} holds no key")
+    return key
