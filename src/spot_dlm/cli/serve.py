@@ -21,6 +21,7 @@ API_KEY = "SPOT_API_KEY"
 def serve(
     model: o.Model = "shipped",
     family: o.FamilyName = None,
+    cache: o.CacheName = "exact",
     drafter: o.DrafterName = o.DEFAULT_DRAFTER,
     nodes: o.Nodes = o.DEFAULT_NODES,
     graph: o.Graph = None,
@@ -90,7 +91,7 @@ def serve(
         defaults=Defaults(max_new_tokens, temperature, top_p, top_k, chosen.nodes, rule, sampler, block_length),
     )  # fmt: skip
     with listen(host, port) as listener:
-        target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family))
+        target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
         guess = o.open_drafter(drafter, target.spec, o.DrafterFiles(graph, drafter_file, transfer), say)
         if not settings.api_key and host not in ("127.0.0.1", "::1", "localhost"):
             say(f"anybody who reaches {host} may use this server: set {API_KEY} or --api-key-file")
