@@ -155,6 +155,9 @@ def test_extensions(server: Running) -> None:
         ({"oder": 1}, "oder"),
         ({"rule": "suppress=99999"}, "rule"), ({"rule": "k=100000"}, "rule"), ({"sampler": "dream,steps=99999999999"}, "sampler"),
         ({"sampler": "sdar,block_length=1000,denoising_steps=1000"}, "sampler"), ({"top_k": -1}, "top_k"),
+        ({"sampler": "sdar,block_length=2.5"}, "sampler"), ({"sampler": "dream,steps=2.5"}, "sampler"),
+        ({"rule": "arrival=99999999"}, "rule"),
+        ({"sampler": "llada,gen_length=24,block_length=8,steps=24,eos_eot_ids=abc,logits_eos_inf=true"}, "sampler"),
     ):  # fmt: skip
         with pytest.raises(openai.BadRequestError, match=f"spot.{field}") as caught:
             ask(**bad)

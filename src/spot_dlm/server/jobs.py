@@ -161,11 +161,14 @@ class Jobs:
 
     def _check_rule(self, params: DecodeParams, field: str) -> None:
         """Refuse numbers that no decoding needs and that cost memory or time."""
-        rule, spec = params.rule, self._spec
+        rule, spec, steps = params.rule, self._spec, 1 if params.rule.schedule is None else params.rule.schedule.steps
+        whole = (rule.num_per_step, rule.span, steps, params.block_length or 1, params.sampling.top_k, *rule.late_ids, *rule.suppressed_ids)
+        if not all(isinstance(number, int) and not isinstance(number, bool) for number in whole):
+            raise ApiError(400, f"{field}: lengths, steps and ids must be whole numbers", field)
         longest = max(_LONGEST_BLOCK, spec.block_length, self._settings.defaults.block_length or 0)
         if params.block_length is not None and params.block_length > longest:
             raise ApiError(400, f"{field}: a block may have {longest} tokens", field)
-        if max(rule.num_per_step, rule.span) > spec.max_length or (rule.schedule is not None and rule.schedule.steps > _MOST_STEPS):
+        if max(rule.num_per_step, rule.span) > spec.max_length or steps > _MOST_STEPS:
             raise ApiError(400, f"{field}: more positions than the context holds, or more than {_MOST_STEPS} steps", field)
         if not all(0 <= i < spec.vocab_size for i in (*rule.late_ids, *rule.suppressed_ids)):
             raise ApiError(400, f"{field}: token ids lie in 0..{spec.vocab_size - 1}", field)
