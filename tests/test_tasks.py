@@ -2,7 +2,7 @@
 
 import pytest
 
-from spot_dlm.tasks import FAMILY_TASKS, SPLITS, TASKS, TaskPrompt, grade, load_prompts
+from spot_dlm.tasks import FAMILY_TASKS, SPLITS, TASKS, TaskPrompt, check_of, grade, load_prompts
 
 
 @pytest.mark.parametrize("task", FAMILY_TASKS)
@@ -21,7 +21,24 @@ def test_reference_answers_pass(task, split):
 
 def test_human_eval_prompts():
     prompts = load_prompts("humaneval")
-    assert len(prompts) == 164 and grade(prompts[0], prompts[0].answer) is None
+    assert len(prompts) == 164
+    head = prompts[2]
+    assert grade(head, head.answer) is True and grade(head, "    return 0.25") is False
+    whole = "Sure:\n```python\ndef truncate_number(number):\n    return number % 1\n```\nThat is it."
+    assert grade(head, whole) is True and grade(head, whole.replace("% 1", "% 2")) is False
+
+
+def test_checks_are_checked():
+    assert check_of(None, None) == {"kind": "none"} and check_of("a", None) == {"kind": "exact", "text": "a"}
+    good = {"kind": "json", "value": [1]}, {"kind": "number", "value": -3}, {"kind": "python", "tests": ["assert f()"]}, {"kind": "none"}
+    assert all(check_of("a", check) == check for check in good)
+    assert grade(TaskPrompt("t", "f", "p", "", good[1]), "So.\nAnswer: -3") is True
+    bad = {"kind": "exact"}, {"kind": "number", "value": 1.5}, {"kind": "python", "tests": "x"}, {"kind": "poem"}, {"kind": []}, {}, "exact"
+    for check in bad:
+        with pytest.raises(ValueError, match="is not one of: exact: text"):
+            check_of("a", check)
+    with pytest.raises(ValueError, match="answer=3 must be a text"):
+        check_of(3, None)
 
 
 def test_python_answers_are_run_with_a_time_limit(monkeypatch):

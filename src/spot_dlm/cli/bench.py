@@ -20,7 +20,7 @@ from spot_dlm.cli.bench_speed import speed
 from spot_dlm.cli.bench_transfer import transfer
 from spot_dlm.cli.show import COMMAND, stderr_console
 from spot_dlm.drafters import DRAFTERS
-from spot_dlm.tasks import FAMILY_TASKS, SPLITS, TASKS
+from spot_dlm.tasks import FAMILY_TASKS, GRADED_TASKS, TASKS
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("speed", short_help="Wall-clock speed-up of every drafter, and where the time goes.")(speed)
@@ -30,7 +30,6 @@ FULL: dict[str, Any] = {"limit": 20, "temperature": [0.0, 1.0], "nodes": [2, 4, 
 QUICK: dict[str, Any] = {"limit": 2, "temperature": [0.0, 1.0], "nodes": [4, 8, 16, 32], "max_new_tokens": 32}
 TRADEOFF_FULL: dict[str, Any] = {"limit": 50, "temperature": [0.0], "repeats": 3, "max_new_tokens": o.MAX_NEW_TOKENS}
 TRADEOFF_QUICK: dict[str, Any] = {"limit": 5, "temperature": [0.0], "repeats": 1, "max_new_tokens": o.MAX_NEW_TOKENS}
-GRADED_TASKS = ("json", "python", "arithmetic", "rewrite")
 
 
 def _help(text: str, full: object, quick: object) -> str:
@@ -40,7 +39,6 @@ def _help(text: str, full: object, quick: object) -> str:
     return f"{text} Default: {shown(full)}; quick: {shown(quick)}." if full != quick else f"{text} Default: {shown(full)}."
 
 
-Split = Annotated[str, typer.Option("--split", help=f"Held-out prompts: {' | '.join(SPLITS)}.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="Write the JSON document there, too.")]
 Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE.md", help="Write the tables there.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the figure there (extra 'bench').")]
@@ -56,7 +54,7 @@ def _bench() -> None:
 def passes(
     model: o.Model = "shipped",
     task: Annotated[list[str] | None, typer.Option("--task", help=f"{' | '.join(TASKS)}. Repeatable; default: all families.")] = None,
-    split: Split = "heldout_values",
+    split: o.Split = "heldout_values",
     limit: Annotated[
         int | None, typer.Option("--limit", help=_help("First so many prompts of each task.", FULL["limit"], QUICK["limit"]))
     ] = None,
@@ -162,7 +160,7 @@ def tradeoff(
     task: Annotated[
         list[str] | None, typer.Option("--task", help=f"{' | '.join(TASKS)}. Repeatable; default: {' '.join(GRADED_TASKS)}.")
     ] = None,
-    split: Split = "heldout_values",
+    split: o.Split = "heldout_values",
     limit: Annotated[
         int | None,
         typer.Option("--limit", help=_help("First so many prompts of each task.", TRADEOFF_FULL["limit"], TRADEOFF_QUICK["limit"])),

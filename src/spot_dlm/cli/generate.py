@@ -5,7 +5,7 @@ Example: `spot generate --prompts prompts.jsonl --out results.jsonl`.
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from spot_dlm.cli.jsonl import PromptLine, ResultFile, read_prompts
 from spot_dlm.cli.show import one_line, progress_bar, provenance, stats_table, stderr_console
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
-from spot_dlm.sequence import Finished, Result, check_prompt
+from spot_dlm.sequence import Event, Finished, Result, check_prompt
 from spot_dlm.stats import Counts
 
 
@@ -64,10 +64,8 @@ def generate(
     threads: o.Threads = None,
     raw: o.Raw = False,
     strict: o.Strict = 1,
-    batch: Annotated[
-        str, typer.Option("--batch", metavar="N|auto", help=f"Decodes that share a pass; auto = {MAX_REQUESTS}. On a CPU answers stay.")
-    ] = "auto",
-    stats: Annotated[bool, typer.Option("--stats", help="Print passes, acceptance by depth and seconds on stderr.")] = False,
+    batch: o.Batch = "auto",
+    stats: o.Stats = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the canvas filling in, on stderr.")] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -99,7 +97,7 @@ def generate(
         raise ValueError("--overwrite needs --out")
     if out is not None and prompts is not None and out.is_file() and out.samefile(prompts):
         raise ValueError(f"--out {out} is the file of --prompts; give another --out")
-    together = _batch_size(batch)
+    together = batch_size(batch)
     if watch and together > 1:
         if batch != "auto":
             raise ValueError(f"--watch shows one decode at a time; leave out --batch {batch}")
@@ -116,17 +114,14 @@ def generate(
     settings = provenance(target, params) | {"drafter": guess.name, "nodes": params.nodes, "raw": raw, "strict": strict}
     with ExitStack() as stack:
         file = None if out is None else stack.enter_context(ResultFile(out, settings, overwrite))
-        run = _Run(target, guess, file, samples, together, console, watch, quiet=as_json)
+        run = Run(target, guess, file, samples, together, console, watch, quiet=as_json)
         rows = run.all(jobs, as_lines=prompts is not None)
     if stats:
         console.print(stats_table(run.counts))
     if as_json:
         summary: dict[str, Any] = {"settings": settings, "counts": run.counts.to_dict(), "skipped": run.num_skipped}
         print(json.dumps(summary | ({"results": rows} if out is None else {"out": str(out), "done": run.num_done})))
-    if run.failed:
-        total = len(run.failed) + run.num_done
-        message = run.failed[0] if total == 1 else f"{len(run.failed)} of {total} decodes failed: {run.failed[0]}"
-        raise ValueError(message) from run.cause
+    run.check()
 
 
 def _prompt_lines(prompt: str | None, prompts: Path | None, console: Console) -> list[PromptLine]:
@@ -147,7 +142,8 @@ def _prompt_lines(prompt: str | None, prompts: Path | None, console: Console) ->
     return [PromptLine("prompt", 0, prompt, where, {})]
 
 
-def _batch_size(text: str) -> int:
+def batch_size(text: str) -> int:
+    """Return how many decodes share a pass, as --batch says it."""
     count = o.parse_count("--batch", text, 10**9 - 1)
     return MAX_REQUESTS if count == "auto" else count
 
@@ -185,8 +181,15 @@ def prepare(target: Target, line: PromptLine, params: DecodeParams) -> Job:
     return Job(line, ids, params)
 
 
-class _Run:
-    """Decodes jobs, some at a time, and hands every result on as soon as it is there."""
+Observer = Callable[[Event], dict[str, Any]]
+"""Sees every event of one decode; what it returns at the last one is added to the row of the result."""
+
+
+class Run:
+    """Decodes jobs, some at a time, and hands every result on as soon as it is there.
+
+    `observe` gives the observer of a decode.
+    """
 
     def __init__(
         self,
@@ -198,11 +201,12 @@ class _Run:
         console: Console,
         watch: bool,
         quiet: bool,
+        observe: Callable[[Job, DecodeParams], Observer] | None = None,
     ) -> None:
         self._target, self._drafter, self._file, self._samples, self._batch = target, drafter, file, samples, batch
         self.failed: list[str] = []
         self.cause: Exception | None = None
-        self._console, self._watch, self._quiet = console, watch, quiet
+        self._console, self._watch, self._quiet, self._observe = console, watch, quiet, observe
         self.counts = Counts()
         self.num_done = self.num_skipped = self._num_printed = 0
         self._texts: dict[int, str] = {}
@@ -237,6 +241,13 @@ class _Run:
             self._print_texts(all_of_them=True)
         return sorted(rows, key=lambda row: row["sequence"])
 
+    def check(self) -> None:
+        """Raise ValueError if any decode failed."""
+        if self.failed:
+            total = len(self.failed) + self.num_done
+            message = self.failed[0] if total == 1 else f"{len(self.failed)} of {total} decodes failed: {self.failed[0]}"
+            raise ValueError(message) from self.cause
+
     def _todo(self, jobs: list[Job]) -> Iterator[tuple[Job, int]]:
         for job in jobs:
             for sample in range(self._samples):
@@ -248,6 +259,7 @@ class _Run:
     def _rows(self, todo: list[tuple[Job, int]]) -> Iterator[dict[str, Any]]:
         """Decode and yield the row of each result as it ends; what fails is said and remembered."""
         canvas: Canvas | None = None
+        observers: dict[int, Observer] = {}
         numbered = [replace(job.params, sequence=job.line.sequence(sample)) for job, sample in todo]
         requests = (Request(i, job.prompt_ids, params) for i, ((job, _), params) in enumerate(zip(todo, numbered, strict=True)))
         with ExitStack() as stack:
@@ -263,11 +275,17 @@ class _Run:
                         self._say(self.failed[-1])
                 elif canvas is not None:
                     canvas.show(event)
+                more: dict[str, Any] = {}
+                if self._observe is not None and not isinstance(event, Failed):
+                    if number not in observers:
+                        observers[number] = self._observe(job, numbered[number])
+                    more = observers[number](event)
                 if isinstance(event, Finished | Failed):
                     stack.close()
                     canvas = None
+                    observers.pop(number, None)
                 if isinstance(event, Finished):
-                    yield self._row(job, sample, numbered[number], event.result)
+                    yield self._row(job, sample, numbered[number], event.result) | more
 
     def _say(self, text: str) -> None:
         self._console.print(f"spot: {text}", markup=False, highlight=False, soft_wrap=True)

@@ -10,36 +10,44 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from spot_dlm.tasks import TaskPrompt, check_of
+
 KNOWN = ("id", "prompt", "prompt_ids", "seed", "temperature", "max_new_tokens")
+GRADED = ("family", "answer", "check")
+"""Keys more of prompts whose answers are graded, as in `TaskPrompt`."""
 _SAMPLES = 2**32
-_BEGINNING = b'{"id": '  # of every result line, see _Run._one and ResultFile.append
+_BEGINNING = b'{"id": '  # of every result line, see Run._row and ResultFile.append
 
 
 @dataclass(frozen=True)
 class PromptLine:
-    """One prompt of a file: its number from 0, the line it stands on, and what overrides the command's options."""
+    """One prompt of a file: its number from 0, the line it stands on, and what overrides the command's options.
+
+    `task` says how its answers are graded, None where they are not.
+    """
 
     id: str | int
     index: int
     prompt: str | list[int]
     where: str
     overrides: dict[str, Any]
+    task: TaskPrompt | None = None
 
     def sequence(self, sample: int) -> int:
         """Return the noise key of one sample: prompts and samples of one run all differ, whatever their number."""
         return self.index * _SAMPLES + sample
 
 
-def read_prompts(path: Path, warn: Callable[[str], None] = lambda _: None) -> list[PromptLine]:
-    """Read and check a whole prompt file.
+def read_prompts(path: Path, warn: Callable[[str], None] = lambda _: None, graded: bool = False) -> list[PromptLine]:
+    """Read and check a whole prompt file; `graded` reads how answers are graded, too.
 
     Raises:
-        ValueError: naming the line that is unreadable, half-written, empty or carries an id twice.
+        ValueError: naming the line that is unreadable, half-written, empty, carries an id twice or a check that cannot be made.
         OSError: if the file cannot be read.
     """
     lines = path.read_bytes().split(b"\n")
@@ -50,6 +58,7 @@ def read_prompts(path: Path, warn: Callable[[str], None] = lambda _: None) -> li
     prompts: list[PromptLine] = []
     seen: dict[str, str] = {}
     unknown: set[str] = set()
+    known = KNOWN + GRADED if graded else KNOWN
     for number, line in enumerate(lines, 1):
         where = f"{path}:{number}"
         row = _object(line, where)
@@ -57,10 +66,10 @@ def read_prompts(path: Path, warn: Callable[[str], None] = lambda _: None) -> li
         if str(prompt.id) in seen:
             raise ValueError(f"{where}: id {prompt.id!r} stands on line {seen[str(prompt.id)]} already")
         seen[str(prompt.id)] = str(number)
-        unknown |= set(row) - set(KNOWN)
-        prompts.append(prompt)
+        unknown |= set(row) - set(known)
+        prompts.append(replace(prompt, task=_task(row, prompt, path.stem)) if graded else prompt)
     if unknown:
-        warn(f"{path}: ignored keys {', '.join(sorted(unknown))}; known are {', '.join(KNOWN)}")
+        warn(f"{path}: ignored keys {', '.join(sorted(unknown))}; known are {', '.join(known)}")
     return prompts
 
 
@@ -96,6 +105,22 @@ def _prompt_line(row: dict[str, Any], number: int, where: str) -> PromptLine:
     if "temperature" in overrides:
         overrides["temperature"] = float(overrides["temperature"])
     return PromptLine(name, number - 1, prompt, where, overrides)
+
+
+def _task(row: dict[str, Any], line: PromptLine, family: str) -> TaskPrompt | None:
+    """Return how the answers to a prompt are graded, None where nothing says it."""
+    answer, check, family = row.get("answer"), row.get("check"), row.get("family") or family
+    if answer is None and check is None:
+        return None
+    try:
+        if not isinstance(family, str):
+            raise ValueError("family must be a text")
+        found = check_of(answer, check)
+        if found["kind"] == "python" and not isinstance(line.prompt, str):
+            raise ValueError("check kind 'python' needs the prompt as text, the function's head")
+    except ValueError as error:
+        raise ValueError(f"{line.where}: {error}") from error
+    return TaskPrompt(str(line.id), family, line.prompt if isinstance(line.prompt, str) else "", answer or "", found)
 
 
 def _is_whole(value: object) -> bool:

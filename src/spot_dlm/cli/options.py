@@ -12,6 +12,7 @@ from typing import Annotated, Literal, get_args
 import torch
 import typer
 
+from spot_dlm.batch import MAX_REQUESTS
 from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters import AUTO, CALIBRATED, DRAFTERS, Calibrated, Order, build_drafter, is_foreign
 from spot_dlm.growth import is_compiled
@@ -20,6 +21,7 @@ from spot_dlm.presets import SAMPLERS, parse_sampler
 from spot_dlm.rules import ALLOWED, parse_rule
 from spot_dlm.targets import SHIPPED, load_target
 from spot_dlm.targets.families import FAMILIES
+from spot_dlm.tasks import SPLITS
 from spot_dlm.transition import Sampling
 
 DEFAULT_DRAFTER = AUTO
@@ -94,6 +96,11 @@ Strict = Annotated[
     int,
     typer.Option("--strict", metavar="ROWS", help="Evaluate every pass at so many rows: --nodes or more (equal kernels on any device)."),
 ]
+Batch = Annotated[
+    str, typer.Option("--batch", metavar="N|auto", help=f"Decodes that share a pass; auto = {MAX_REQUESTS}. On a CPU answers stay.")
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Print passes, acceptance by depth and seconds on stderr.")]
+Split = Annotated[str, typer.Option("--split", help=f"Held-out prompts: {' | '.join(SPLITS)}.")]
 PromptsFile = Annotated[
     Path | None,
     typer.Option("--prompts", metavar="FILE", help='JSONL: {"prompt": str} or {"prompt_ids": [int]} a line, optionally "id", '

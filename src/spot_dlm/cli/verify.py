@@ -19,6 +19,7 @@ from spot_dlm.batch import Failed, Request, decode_batch
 from spot_dlm.cli import options as o
 from spot_dlm.cli.generate import Job, check_overrides, prepare
 from spot_dlm.cli.jsonl import PromptLine, read_prompts
+from spot_dlm.cli.prompts import task_lines
 from spot_dlm.cli.show import COMMAND, progress_bar, provenance, stderr_console
 from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
 from spot_dlm.drafters import build_drafter
@@ -27,6 +28,7 @@ from spot_dlm.presets import SAMPLERS
 from spot_dlm.rules import ALLOWED, describe
 from spot_dlm.sequence import Finished, Pass
 from spot_dlm.stats import Counts
+from spot_dlm.tasks import FAMILY_TASKS
 from spot_dlm.transition import Transition
 
 DEFAULT_LIMIT = 10
@@ -185,10 +187,7 @@ def _prompt_lines(prompts: Path | None, task: list[str] | None, limit: int | Non
         if task:
             raise ValueError("give --prompts FILE or --task NAME, not both")
         return read_prompts(prompts, lambda message: console.print(f"spot: {message}", markup=False, soft_wrap=True))[:limit]
-    from spot_dlm.tasks import FAMILY_TASKS, load_prompts
-
-    found = [p for name in dict.fromkeys(task or FAMILY_TASKS) for p in load_prompts(name, limit=limit or DEFAULT_LIMIT)]
-    return [PromptLine(p.id, i, p.prompt, f"prompt {p.id}", {}) for i, p in enumerate(found)]
+    return task_lines(task or FAMILY_TASKS, limit=limit or DEFAULT_LIMIT)
 
 
 def _cases(
