@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def spot(capfd: pytest.CaptureFixture[str], checkpoint: Path) -> Spot:
-    """Run a command in this process; generate and verify get the tiny checkpoint unless --model is given."""
+    """Run a command in this process; commands that decode get the tiny checkpoint unless --model is given."""
 
     def run(*arguments: str | Path | int | float) -> Outcome:
         words = with_model([str(a) for a in arguments], checkpoint)
@@ -55,7 +55,7 @@ def spot(capfd: pytest.CaptureFixture[str], checkpoint: Path) -> Spot:
 
 def with_model(words: list[str], checkpoint: Path) -> list[str]:
     """Add the tiny checkpoint to a command that decodes."""
-    if words and words[0] in ("generate", "verify", "info") and "--model" not in words and "--help" not in words:
+    if words and words[0] in ("generate", "rollout", "verify", "info") and "--model" not in words and "--help" not in words:
         return [*words, "--model", str(checkpoint), *([] if "--threads" in words else ["--threads", "1"])]
     return words
 

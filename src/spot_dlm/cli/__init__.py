@@ -24,6 +24,7 @@ from spot_dlm.cli.demo import demo
 from spot_dlm.cli.doctor import doctor
 from spot_dlm.cli.generate import generate
 from spot_dlm.cli.info import info
+from spot_dlm.cli.rollout import rollout
 from spot_dlm.cli.serve import serve
 from spot_dlm.cli.show import COMMAND, one_line
 from spot_dlm.cli.trace import trace
@@ -41,6 +42,7 @@ app = typer.Typer(
 for _command, _summary in (
     (generate, "Decode prompts and print the answers."),
     (verify, "Prove that speculation changes neither tokens nor order."),
+    (rollout, "Sample exact trajectories with log-probabilities, for reinforcement learning."),
     (info, "Show what a model is and what will be used."),
     (doctor, "Say whether a checkpoint will load and decode, without its weights."),
     (serve, "Serve a model over HTTP, in OpenAI's shape."),
