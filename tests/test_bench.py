@@ -9,7 +9,7 @@ from cli.broken_targets import Uneven
 from toy import SameRows, ToyTargetAdapter, unchecked
 
 from spot_dlm.bench import passes, report, tradeoff
-from spot_dlm.bench.bootstrap import interval, ratio_interval, resample_counts, resampled_ratio
+from spot_dlm.bench.bootstrap import accuracy, interval, ratio_interval, resample_counts, resampled_ratio, wilson
 from spot_dlm.bench.cells import Cell, cells, comparisons, pooled
 from spot_dlm.bench.drafters import FAMILIES, Entry, entries, in_order
 from spot_dlm.bench.memo import MemoTarget
@@ -213,9 +213,13 @@ def test_tradeoff(shipped: Target) -> None:
 
 
 def test_wilson_and_bad_plans() -> None:
-    low, high = tradeoff.wilson(8, 10)
+    low, high = wilson(8, 10)
     assert (low, high) == (pytest.approx(0.4902, abs=1e-3), pytest.approx(0.9433, abs=1e-3))
-    assert tradeoff.wilson(0, 5)[0] == 0 and tradeoff.wilson(5, 5)[1] == 1
+    assert wilson(0, 5)[0] == 0 and wilson(5, 5)[1] == 1
+    assert accuracy([True, None, False]) == {
+        "graded": 2, "right": 1, "accuracy": 0.5, **dict(zip(("accuracy_low", "accuracy_high"), wilson(1, 2), strict=True))
+    }  # fmt: skip
+    assert accuracy([None]) == {"graded": 0, "right": 0, "accuracy": None, "accuracy_low": None, "accuracy_high": None}
     for change, message in [
         ({"tasks": ("poetry",)}, "task='poetry'"), ({"temperatures": ()}, "temperature is empty"), ({"repeats": 0}, "repeats=0"),
         ({"base": "crystal"}, "drafter='crystal'"), ({"rules": ("k=x",)}, "k=x"), ({"nodes": 0}, "nodes=0"),

@@ -55,7 +55,7 @@ def spot(capfd: pytest.CaptureFixture[str], checkpoint: Path) -> Spot:
 
 def with_model(words: list[str], checkpoint: Path) -> list[str]:
     """Add the tiny checkpoint to a command that decodes."""
-    if words and words[0] in ("generate", "rollout", "verify", "info") and "--model" not in words and "--help" not in words:
+    if words and words[0] in ("generate", "rollout", "verify", "eval", "info") and "--model" not in words and "--help" not in words:
         return [*words, "--model", str(checkpoint), *([] if "--threads" in words else ["--threads", "1"])]
     return words
 

@@ -1,9 +1,12 @@
-"""Paired bootstrap over prompts: intervals of ratios of sums, and of differences between methods that ran on the same prompts.
+"""Intervals: paired bootstrap over prompts, for ratios of sums and differences of methods on the same prompts; shares of right answers.
 
 Example: `ratio_interval(transitions, nfe)` gives (low, high) of `transitions.sum() / nfe.sum()`.
 """
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64, Real
@@ -41,3 +44,20 @@ def interval(values: Float64[np.ndarray, " B"]) -> tuple[float, float]:
 def ratio_interval(numerator: Real[np.ndarray, " P"], denominator: Real[np.ndarray, " P"]) -> tuple[float, float]:
     """Return the 95 % interval of a ratio of sums over prompts."""
     return interval(resampled_ratio(numerator, denominator))
+
+
+def wilson(right: int, total: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson)."""
+    z = 1.959964
+    share, scale = right / total, 1 + z * z / total
+    centre = (share + z * z / (2 * total)) / scale
+    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / scale
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def accuracy(verdicts: Sequence[bool | None]) -> dict[str, Any]:
+    """Return how many answers were graded and right, their share and its 95 % interval; None counts as not graded."""
+    graded = [v for v in verdicts if v is not None]
+    low, high = wilson(sum(graded), len(graded)) if graded else (None, None)
+    share = sum(graded) / len(graded) if graded else None
+    return {"graded": len(graded), "right": sum(graded), "accuracy": share, "accuracy_low": low, "accuracy_high": high}

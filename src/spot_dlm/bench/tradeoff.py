@@ -6,13 +6,13 @@ the repeats, so they mean something only on a quiet machine.
 Example: `run(target, Plan(tasks=("json",), limit=2), print)`.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from spot_dlm.bench.bootstrap import accuracy
 from spot_dlm.compare import same_order
 from spot_dlm.decode import generate
 from spot_dlm.drafters import Root, build_drafter
@@ -184,8 +184,6 @@ def _rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     for (task, temperature, method), group in groups.items():
         plain = groups[task, temperature, Method(STANDARD)]
         tokens, nfe = (sum(getattr(a.result.counts, field) for a in group) for field in ("tokens", "nfe"))
-        verdicts = [a.is_right for a in group if a.is_right is not None]
-        low, high = wilson(sum(verdicts), len(verdicts)) if verdicts else (None, None)
         found.append(
             {
                 "task": task,
@@ -194,11 +192,7 @@ def _rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
                 "rule": method.rule,
                 "drafter": method.drafter,
                 "prompts": len(group),
-                "graded": len(verdicts),
-                "right": sum(verdicts),
-                "accuracy": sum(verdicts) / len(verdicts) if verdicts else None,
-                "accuracy_low": low,
-                "accuracy_high": high,
+                **accuracy([a.is_right for a in group]),
                 "same_answers": sum(a.same_answer for a in group) / len(group),
                 "identical_to_rule": all(a.identical for a in group),
                 "tokens": tokens,
@@ -224,12 +218,3 @@ def _seconds(group: Sequence[Answer]) -> float:
 def _speed_up(plain: Sequence[Answer], group: Sequence[Answer]) -> float:
     """Return the median over the repeats of the ratio within a repeat, where both ran under the same conditions."""
     return statistics.median(a / b for a, b in zip(_totals(plain), _totals(group), strict=True))
-
-
-def wilson(right: int, total: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson)."""
-    z = 1.959964
-    share, scale = right / total, 1 + z * z / total
-    centre = (share + z * z / (2 * total)) / scale
-    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / scale
-    return max(0.0, centre - half), min(1.0, centre + half)

@@ -22,6 +22,7 @@ from spot_dlm.cli.bench import app as bench
 from spot_dlm.cli.calibrate import calibrate
 from spot_dlm.cli.demo import demo
 from spot_dlm.cli.doctor import doctor
+from spot_dlm.cli.evaluate import evaluate
 from spot_dlm.cli.generate import generate
 from spot_dlm.cli.info import info
 from spot_dlm.cli.rollout import rollout
@@ -42,6 +43,7 @@ app = typer.Typer(
 for _command, _summary in (
     (generate, "Decode prompts and print the answers."),
     (verify, "Prove that speculation changes neither tokens nor order."),
+    (evaluate, "Grade standard and speculative decoding on the same prompts."),
     (rollout, "Sample exact trajectories with log-probabilities, for reinforcement learning."),
     (info, "Show what a model is and what will be used."),
     (doctor, "Say whether a checkpoint will load and decode, without its weights."),
@@ -53,7 +55,7 @@ for _command, _summary in (
     (train, "Train a drafter on traces."),
     (analyze, "Measure on traces what is known in advance: tokens, order, ties."),
 ):
-    app.command(short_help=_summary)(_command)
+    app.command("eval" if _command is evaluate else None, short_help=_summary)(_command)
 app.add_typer(bench, name="bench", short_help="Measure passes saved, and accuracy against speed.")
 
 
