@@ -114,8 +114,14 @@ def test_sizes(hardy: Running) -> None:
     assert "262144" in refused(hardy.post("/v1/chat/completions", content=huge, headers=headers), 413)
     parts = (huge[i : i + 65536] for i in range(0, len(huge), 65536))
     refused(hardy.post("/v1/chat/completions", content=parts, headers=headers), 413)
-    long = refused(hardy.post("/v1/chat/completions", GOOD | {"messages": [{"role": "user", "content": "a b " * 30_000}]}), 400)
+    long = refused(hardy.post("/v1/chat/completions", GOOD | {"messages": [{"role": "user", "content": "a b " * 3_000}]}), 400)
     assert "context holds" in long and "max_tokens=6" in long
+    began = time.monotonic()
+    for text in ("a" * 250_000, "<|MASK|>" * 30_000, "a" + "\n" * 120_000):
+        for body in ({"messages": [{"role": "user", "content": text}]}, {"messages": [{"role": "user", "content": text[:9]}] * 5_000}):
+            assert "context holds" in refused(hardy.post("/v1/chat/completions", GOOD | body), 400, "messages")
+        assert "context holds" in refused(hardy.post("/v1/completions", {"model": "shipped", "prompt": text}), 400, "prompt")
+    assert time.monotonic() - began < 30, "it does not take what encoding all of it would"
     refused(hardy.post("/v1/completions", {"model": "shipped", "prompt": ["a"] * 1000}), 400, "prompt")
     still_well(hardy)
 

@@ -23,23 +23,26 @@ class Prompts:
 
     Args:
         codec: the tokenizer with its chat template; None where the checkpoint has none.
+        max_length: tokens that the target's context holds.
     """
 
-    def __init__(self, codec: TextCodec | None) -> None:
-        self._codec = codec
+    def __init__(self, codec: TextCodec | None, max_length: int) -> None:
+        self._codec, self._max_length = codec, max_length
 
     @classmethod
     def of(cls, target: Target) -> "Prompts":
         """Return the prompts of a loaded target, with a copy of its tokenizer."""
-        return cls(deepcopy(getattr(target, "_codec", None)))
+        return cls(deepcopy(getattr(target, "_codec", None)), target.spec.max_length)
 
     def bare(self, text: str) -> list[int]:
         """Encode text as it is, without a template.
 
         Raises:
-            ApiError: if there is no tokenizer.
+            ApiError: if there is no tokenizer, or the text is far too long.
         """
-        return self._known("prompt")._plain(text)
+        codec = self._known("prompt")
+        self._check_length(codec, [text], "prompt")
+        return codec._plain(text)
 
     def chat(self, conversation: Sequence[dict[str, str]]) -> list[int]:
         """Encode a conversation and the beginning of the answer.
@@ -47,12 +50,13 @@ class Prompts:
         One user's message gives the ids of `Target.encode`.
 
         Raises:
-            ApiError: if there is no tokenizer or chat template, or the template refuses the conversation.
+            ApiError: if there is no tokenizer or chat template, the template refuses the conversation, or it is far too long.
         """
         codec = self._known("messages")
         if not codec._use_template or not codec._tokenizer.chat_template:
             raise ApiError(400, "messages: this model has no chat template; use /v1/completions", "messages")
         texts = [turn["content"] for turn in conversation]
+        self._check_length(codec, texts, "messages")
         if codec._special is None or not any(codec._special.search(text) for text in texts):
             return codec._template_ids(_render(codec, conversation))
         marked = [turn | {"content": _CONTENT.replace("{}", str(i))} for i, turn in enumerate(conversation)]
@@ -60,6 +64,17 @@ class Prompts:
         for place, piece in enumerate(_FIND.split(_render(codec, marked))):
             ids += codec._plain(texts[int(piece)]) if place % 2 else codec._template_ids(piece)
         return ids
+
+    def _check_length(self, codec: TextCodec, texts: Sequence[str], field: str) -> None:
+        """Refuse what is far too long by the tokens of its beginning, so that it keeps others no longer than what fits."""
+        text, size, most = "\n".join(texts), 4 * self._max_length, 2 * self._max_length
+        too_long = len(texts) > self._max_length
+        while not too_long and size < len(text):
+            too_long = len(codec._plain(text[:size])) > most
+            size *= 2
+        if too_long:
+            message = f"{field}: far more tokens than the {self._max_length} that the target's context holds"
+            raise ApiError(400, message, field, "context_length_exceeded")
 
     def _known(self, field: str) -> TextCodec:
         if self._codec is None:
