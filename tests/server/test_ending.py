@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,4 +69,19 @@ def test_a_key(start: Start, tmp_path: Path) -> None:
             assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
     assert httpx.post(f"{server.url}/v1/completions", json=body([5])).status_code == 401
     assert server.get("/health").status_code == 200 and server.get("/ready").status_code == 200
+    assert server.end() == 0
+
+
+def test_a_body_that_does_not_come_is_a_408(start: Start) -> None:
+    def prepare() -> None:
+        import spot_dlm.server.app
+
+        spot_dlm.server.app.BODY_S = 0.3
+        slowly(0.0)()
+
+    server = start("--name", "toy", "--drafter", "root", prepare=prepare)
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+        assert connection.recv(4000).startswith(b"HTTP/1.1 408 ")
     assert server.end() == 0

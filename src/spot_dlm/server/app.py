@@ -55,7 +55,7 @@ def make_app(engine: Engine, jobs: Jobs, settings: Settings, metrics: Metrics) -
         await asyncio.to_thread(engine.stop)
         service.close()
 
-    app = FastAPI(title="spot", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
+    app = FastAPI(title="spot", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=life)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Exception, _failed)
     app.add_api_route("/v1/chat/completions", service.answering(jobs.chat, "chat"), methods=["POST"])
