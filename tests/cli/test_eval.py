@@ -69,6 +69,7 @@ def test_another_answer_is_exit_code_1(spot: Spot, monkeypatch: pytest.MonkeyPat
         (("--task", "poetry"), "--task poetry is no file and no task; tasks are json"),
         (("--task", "{plain}"), "no prompt there has an answer or a check"),
         (("--task", "{odd}"), ":1: answer=3 must be a text"),
+        (("--task", "{hot}", "--sampler", "llada,steps=64,block_length=4"), ":1: temperature is for --sampler to say"),
         (("--limit", 0), "--limit 0 must be"),
         (("--batch", 0), "--batch 0 must be"),
         (("--out", "/nowhere/e.json"), "/nowhere/e.json: cannot be written"),
@@ -77,6 +78,7 @@ def test_another_answer_is_exit_code_1(spot: Spot, monkeypatch: pytest.MonkeyPat
 def test_bad_input_is_one_line(spot: Spot, tmp_path: Path, words: tuple, message: str) -> None:
     files = {
         "{plain}": write(tmp_path / "plain.jsonl", {"prompt": "a"}),
+        "{hot}": write(tmp_path / "hot.jsonl", {"prompt": "a", "answer": "b", "temperature": 1.0}),
         "{odd}": write(tmp_path / "odd.jsonl", {"prompt": "a", "answer": 3}),
     }
     refused = spot("eval", *(files.get(word, word) for word in words))

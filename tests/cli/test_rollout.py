@@ -105,6 +105,7 @@ def test_packaged_prompts_are_graded(spot: Spot, tmp_path: Path) -> None:
         (("--prompts", "{p}", "--samples", 0), "--samples 0 must be"),
         (("--task", "poetry"), "task='poetry' is unknown"),
         (("--prompts", "{p}", "--out", "{p}"), "is the file of --prompts"),
+        (("--prompts", "{p}", "--sampler", "llada,steps=64,block_length=4"), ":2: temperature is for --sampler to say"),
         (("--prompts", "{bad}"), "check={'kind': 'number'} is not one of"),
         (("--prompts", "{python}"), "needs the prompt as text"),
     ],

@@ -16,7 +16,7 @@ from spot_dlm.bench.report import check_writable
 from spot_dlm.cli import options as o
 from spot_dlm.cli.bench_show import say as say_on
 from spot_dlm.cli.bench_show import table
-from spot_dlm.cli.generate import prepare
+from spot_dlm.cli.generate import check_overrides, prepare
 from spot_dlm.cli.prompts import DEFAULT_LIMIT, graded_lines
 from spot_dlm.cli.show import COMMAND, progress_bar, provenance, stderr_console
 from spot_dlm.drafters import build_drafter
@@ -95,6 +95,7 @@ def evaluate(
         say_on(console, text)
 
     named = graded_lines(task or GRADED_TASKS, split, limit, say)
+    check_overrides([line for _, line in named], sampler)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
     guess = o.open_drafter(drafter, target.spec, files, say)
     questions = []

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from spot_dlm.cli import options as o
-from spot_dlm.cli.generate import Job, Observer, Run, batch_size, prepare
+from spot_dlm.cli.generate import Job, Observer, Run, batch_size, check_overrides, prepare
 from spot_dlm.cli.jsonl import PromptLine, ResultFile, read_prompts
 from spot_dlm.cli.prompts import task_lines
 from spot_dlm.cli.show import provenance, stats_table, stderr_console
@@ -106,6 +106,7 @@ def rollout(
     if (prompts is None) == (not task):
         raise ValueError("give --prompts FILE or --task NAME, one of them")
     lines = task_lines(task or [], split, limit) if prompts is None else read_prompts(prompts, say, graded=True)[:limit]
+    check_overrides(lines, sampler)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
     Recording(target.spec, params, raw_logprobs)  # what cannot be recorded shows before anything is decoded
     guess = o.open_drafter(drafter, target.spec, files, say)
