@@ -88,7 +88,7 @@ def serve(
         max_nodes=strict if strict > 1 else MOST_NODES if chosen.nodes == "auto" else max(MOST_NODES, chosen.nodes),
         needs_fixed_nodes=strict > 1,
         api_key=_api_key(api_key_file),
-        defaults=Defaults(max_new_tokens, temperature, top_p, top_k, chosen.nodes, rule, sampler, block_length),
+        defaults=Defaults(max_new_tokens, temperature, top_p, top_k, chosen.nodes, rule, sampler, chosen.block_length),
     )  # fmt: skip
     with listen(host, port) as listener:
         target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from queue import Empty, SimpleQueue
 
@@ -101,10 +101,20 @@ class Engine:
         settings: limits.
         metrics: what is counted.
         say: told what an operator should know, in one line.
+        typical: parameters to measure with; None takes the library's defaults.
     """
 
-    def __init__(self, target: Target, drafter: Drafter, settings: Settings, metrics: Metrics, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        settings: Settings,
+        metrics: Metrics,
+        say: Callable[[str], None],
+        typical: DecodeParams | None = None,
+    ) -> None:
         self._target, self._drafter, self._settings, self._metrics, self._say = target, drafter, settings, metrics, say
+        self._params = typical or DecodeParams()
         self._inbox: SimpleQueue[_Join | _Leave | None] = SimpleQueue()
         self._numbers, self._lock = count(), threading.Lock()
         self._pending = 0  # samples that wait or run, and those on their way here
@@ -197,18 +207,24 @@ class Engine:
 
     def _warm_up(self) -> None:
         """Decode a few blocks in each way that has code of its own; what fails here fails again, and is told, in a request."""
-        spec = self._target.spec
-        length, special = spec.block_length, spec.stop_ids | {spec.mask_token_id}
-        prompt, short = [next(i for i in range(spec.vocab_size) if i not in special)] * min(length, 8), min(2 * length, 32)
+        settings, prompt = self._settings, self._typical_prompt()
+        length = self._params.block_length or self._target.spec.block_length
+        nodes = settings.max_nodes if settings.needs_fixed_nodes else 4
+        short = replace(self._params, max_new_tokens=min(2 * length, 64), nodes=nodes)
         try:
-            drawn = Sampling(1.0, top_p=0.9)
-            if not self._settings.needs_fixed_nodes:
-                self._budget = automatic_budget(self._target, self._drafter, prompt, DecodeParams(max_new_tokens=4 * length), self._say)
-            nodes = self._settings.max_nodes if self._settings.needs_fixed_nodes else 4
-            for sampling in (Sampling(), Sampling(1.0), drawn):
-                generate(self._target, prompt, self._drafter, DecodeParams(sampling=sampling, max_new_tokens=short, nodes=nodes))
+            if not settings.needs_fixed_nodes:
+                self._budget = automatic_budget(self._target, self._drafter, prompt, replace(self._params, nodes="auto"), self._say)
+            for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_p=0.9)):
+                generate(self._target, prompt, self._drafter, replace(short, sampling=sampling))
         except Exception as error:
             self._say(f"the first decoding failed: {_line(error)}")
+
+    def _typical_prompt(self) -> list[int]:
+        """Return a prompt to measure with; any token where the model takes no text."""
+        spec = self._target.spec
+        with suppress(Exception):
+            return self._target.encode("Write a few lines about the sea.")
+        return [next(i for i in range(spec.vocab_size) if i not in spec.stop_ids | {spec.mask_token_id})]
 
     def _receive(self) -> None:
         """Take what has come; wait for something where there is nothing to do."""

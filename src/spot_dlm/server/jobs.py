@@ -65,6 +65,15 @@ class Jobs:
         """What makes the answers, for clients: version and weights."""
         return f"spot-{__version__}-{self._spec.fingerprint}"
 
+    @property
+    def default_params(self) -> DecodeParams:
+        """The parameters of a request that says none.
+
+        Raises:
+            ApiError: if the server's defaults do not fit together or the target.
+        """
+        return self._params(Asked(model=self._settings.name), 0)
+
     def chat(self, body: bytes) -> Job:
         """Return the job of a chat request.
 

@@ -14,6 +14,7 @@ import uvicorn
 from spot_dlm.interfaces import Drafter, Target
 from spot_dlm.server.app import READER_S, make_app
 from spot_dlm.server.engine import Engine
+from spot_dlm.server.errors import ApiError
 from spot_dlm.server.jobs import Jobs
 from spot_dlm.server.metrics import Metrics
 from spot_dlm.server.prompts import Prompts
@@ -57,10 +58,16 @@ def address(listener: socket.socket) -> str:
 
 
 def serve(target: Target, drafter: Drafter, settings: Settings, listener: socket.socket, say: Callable[[str], None]) -> None:
-    """Answer requests until SIGTERM or ctrl-C; those that run then have the seconds of grace."""
-    metrics = Metrics()
-    engine = Engine(target, drafter, settings, metrics, say)
-    jobs = Jobs(target.spec, Prompts.of(target), settings, drafter.name)
+    """Answer requests until SIGTERM or ctrl-C; those that run then have the seconds of grace.
+
+    Raises:
+        ValueError: if the defaults of requests do not fit the target.
+    """
+    metrics, jobs = Metrics(), Jobs(target.spec, Prompts.of(target), settings, drafter.name)
+    try:
+        engine = Engine(target, drafter, settings, metrics, say, jobs.default_params)
+    except ApiError as error:
+        raise ValueError(f"the defaults of requests cannot be used: {error.message}") from error
 
     def end() -> None:
         engine.drain()
