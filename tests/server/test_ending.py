@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import time
@@ -34,9 +35,11 @@ def test_sigterm_lets_what_runs_end(start: Start) -> None:
         server.wait_until(lambda: server.metric("spot_samples_running") == 2, "they run")
         ending = pool.submit(server.end)
         server.wait_until(lambda: "ending: 2 answers" in server.log.read_text("utf-8"), "it was told")
+        os.kill(server.pid, signal.SIGTERM)  # as from a process manager that tells the whole group
         whole, streamed = (wait.result() for wait in waits)
     assert whole.json()["choices"][0]["text"] == alone([9, 1], 40) and streamed.text.endswith("data: [DONE]\n\n")
-    assert ending.result() == 0 and "Traceback" not in server.log.read_text("utf-8")
+    log = server.log.read_text("utf-8")
+    assert ending.result() == 0 and "Traceback" not in log and log.count("ending") == 1
 
 
 def test_what_runs_after_the_grace_is_told_so(start: Start) -> None:

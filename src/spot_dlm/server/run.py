@@ -24,7 +24,7 @@ _IDLE_S = 30  # of a connection between requests
 
 
 class _Server(uvicorn.Server):
-    """Ends in order at the first signal, at once at the second."""
+    """Ends in order at SIGTERM or ctrl-C; a second ctrl-C ends at once."""
 
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
@@ -32,8 +32,8 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take no more requests; let those that run end."""
-        self.force_exit = self.should_exit
-        self._on_exit()
+        if not self.should_exit:
+            self._on_exit()
         super().handle_exit(sig, frame)
 
 
