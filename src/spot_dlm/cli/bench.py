@@ -91,6 +91,9 @@ def passes(
     dtype: o.Dtype = None,
     device: o.Device = None,
     threads: o.Threads = None,
+    raw: o.Raw = False,
+    family: o.FamilyName = None,
+    cache: o.CacheName = "exact",
 ) -> None:
     """Measure the acceptance length (transitions per decoding pass) of every drafter at equal node budgets.
 
@@ -131,7 +134,7 @@ def passes(
     compared, missing = entries(drafter or FAMILIES, graph or [], optional=drafter is None)
     for remark in missing:
         say(console, remark)
-    target = o.open_target(model, o.TargetOptions(dtype, device, threads))
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, family=family, cache=cache))
     num_prompts = sum(len(prompts) for prompts in bench_passes.load(target, grid).values())
     runs: list[bench_passes.Run] = []
 
@@ -188,6 +191,9 @@ def tradeoff(
     dtype: o.Dtype = None,
     device: o.Device = None,
     threads: o.Threads = None,
+    raw: o.Raw = False,
+    family: o.FamilyName = None,
+    cache: o.CacheName = "exact",
 ) -> None:
     """Measure accuracy and speed of standard decoding, of rules that commit several positions at once, and of speculation.
 
@@ -221,7 +227,7 @@ def tradeoff(
     )
     check_files(out, markdown, plot)
     console = stderr_console()
-    target = o.open_target(model, o.TargetOptions(dtype, device, threads))
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, family=family, cache=cache))
     answers: list[bench_tradeoff.Answer] = []
 
     def seen(answer: bench_tradeoff.Answer) -> None:

@@ -91,6 +91,9 @@ def speed(
     dtype: o.Dtype = None,
     device: o.Device = None,
     threads: o.Threads = None,
+    raw: o.Raw = False,
+    family: o.FamilyName = None,
+    cache: o.CacheName = "exact",
 ) -> None:
     """Measure how much faster than standard decoding every drafter is, on the clock: same prompts, kernels and batches, one process.
 
@@ -133,7 +136,7 @@ def speed(
     )
     check_files(out, None, plot)
     console = stderr_console()
-    target = o.open_target(model, o.TargetOptions(dtype, device, threads))
+    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, family=family, cache=cache))
     files = o.DrafterFiles(graph, drafter_file, transfer)
     names = list(dict.fromkeys(m.drafter for m in plan.methods))
     drafters = _drafters(target, plan, names, files, bool(drafter), lambda text: say(console, text))

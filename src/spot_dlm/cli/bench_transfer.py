@@ -66,6 +66,7 @@ def transfer(
     device: o.Device = None,
     workers: Annotated[int, typer.Option("--workers", help="Processes that record traces.")] = 1,
     threads: o.Threads = None,
+    raw: o.Raw = False,
 ) -> None:
     """Measure a drafter on targets that it was not trained on, beside FreeDave and what is fitted on each of them.
 
@@ -106,7 +107,7 @@ def transfer(
     console, loaded = stderr_console(), load_order_model(drafter_file)
     targets = bench.subjects(model, work)
     rows = [] if prompts is None else _rows(prompts)
-    options = o.TargetOptions(dtype, device, threads)
+    options = o.TargetOptions(dtype, device, threads, raw)
     for subject in targets if rows else ():
         _fit(subject, rows, grid, drafter_file, loaded, steps, workers, options, console)
     if leave_one_out:
