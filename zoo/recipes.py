@@ -52,6 +52,9 @@ class Recipe:
 # The further a network begins from the shipped one (dropped layers, mean heads), the longer it is trained.
 _NEAR = ((0, 1.0), (100, 1.0), (450, 0.0))
 _MIDDLE = ((0, 1.0), (200, 1.0), (700, 0.0))
+_NEAR_LONGER = (*_NEAR, (500, 0.5), (900, 0.0))  # once more, where answers were still wrong too often
+_MIDDLE_LONGER = (*_MIDDLE, (750, 0.5), (1200, 0.0))
+_SHIFTED = (*_MIDDLE, (750, 0.7), (1400, 0.0))
 _FAR = ((0, 1.0), (600, 1.0), (1600, 0.0))
 
 RECIPES: Mapping[str, Recipe] = {
@@ -75,7 +78,7 @@ RECIPES: Mapping[str, Recipe] = {
         config=ModelConfig(num_layers=5, qk_norm=False, tied=False),
         attention="full",
         block_lengths=(32,),
-        schedule=_NEAR,
+        schedule=_NEAR_LONGER,
         donor_layers=(0, 1, None, 2, 3),
         seed=11,
         batch_rows=20,
@@ -115,7 +118,7 @@ RECIPES: Mapping[str, Recipe] = {
         config=ModelConfig(intermediate_size=160, num_experts=6, experts_per_token=2),
         attention="full",
         block_lengths=(32,),
-        schedule=_MIDDLE,
+        schedule=_MIDDLE_LONGER,
         donor_layers=(0, 1, 2, 3),
         seed=15,
         batch_rows=20,
@@ -125,7 +128,7 @@ RECIPES: Mapping[str, Recipe] = {
         config=ModelConfig(num_layers=5, qk_norm=False, qkv_bias=True),
         block_lengths=(32,),
         shifted=True,
-        schedule=_MIDDLE,
+        schedule=_SHIFTED,
         donor_layers=(0, 1, 2, None, 3),
         seed=16,
         muon_lr=0.012,
