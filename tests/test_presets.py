@@ -59,6 +59,11 @@ def test_orders_that_are_drawn() -> None:
         ("mdlm", {"stochastic_transfer": True}, "stochastic_transfer"),
         ("llada", {"gen_length": 10, "block_length": 4}, "gen_length=10 must be whole blocks of 4"),
         ("llada", {"cfg_scale": 2.0}, "cfg_scale"),
+        ("llada", {"block_length": 0}, "sampler llada: block_length=0 must be at least 1"),
+        ("llada", {"steps": 1.5}, "sampler llada: steps=1.5 must be a whole number"),
+        ("sdar", {"denoising_steps": True}, "denoising_steps=True must be a whole number"),
+        ("dream", {"top_k": "many"}, "top_k='many' must be a whole number or none"),
+        ("bd3lm", {"block_size": -4}, "block_size=-4 must be at least 1"),
         ("dream", {"alg": "p2"}, "alg='p2' is not offered; choose one of maskgit_plus, topk_margin, entropy, origin"),
         ("dream", {"alg_temp": -0.5}, "alg_temp=-0.5 must be 0 .or none., or between 0.0001 and 10000"),
         ("dream", {"alg_temp": math.nan}, "alg_temp=nan must be"),
@@ -82,7 +87,7 @@ def test_samplers_as_text() -> None:
         ("llada,steps", "'steps' must be argument=value"),
         ("llada,x=1", "x"),
         ("", "sampler='' is unknown"),
-        ("dream,alg_temp=high", "alg_temp='high' must be 0"),
+        ("dream,alg_temp=high", "alg_temp='high' must be a number or none"),
     ):
         with unchecked(), pytest.raises(ValueError, match=message):
             parse_sampler(text)

@@ -9,7 +9,7 @@ Example: `official("llada", gen_length=128, block_length=32, steps=128)`.
 import math
 from collections.abc import Callable
 from inspect import signature
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from spot_dlm.confidence import Confidence
 from spot_dlm.interfaces import DecodeParams, Stop
@@ -210,15 +210,31 @@ def official(sampler: str, **arguments: Any) -> DecodeParams:
     """Return the parameters for a sampler's own arguments; those that say which ids are special are the target's (`load_target`).
 
     Raises:
-        ValueError: for an unknown sampler or argument.
+        ValueError: for an unknown sampler or argument, and for one that is of another kind or a length below 1.
     """
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler={sampler!r} is unknown; choose one of {', '.join(SAMPLERS)}")
     given = {name: value for name, value in arguments.items() if name not in _UNUSED}
+    hints = get_type_hints(SAMPLERS[sampler])
+    for name in given.keys() & hints.keys():
+        _check_kind(sampler, name, given[name], hints[name])
     try:
         return SAMPLERS[sampler](**given)
     except TypeError as error:
         raise ValueError(f"sampler {sampler}: {str(error).rpartition('() ')[2]}") from error
+
+
+def _check_kind(sampler: str, name: str, value: object, hint: Any) -> None:
+    kinds = get_args(hint) or (hint,)
+    if get_origin(hint) is not tuple and type(value) not in kinds:
+        names = " or ".join(
+            {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(k, "none")
+            for k in kinds
+            if k is not int or float not in kinds
+        )
+        raise ValueError(f"sampler {sampler}: {name}={value!r} must be {names}")
+    if type(value) is int and float not in kinds and name != "top_k" and value < 1:
+        raise ValueError(f"sampler {sampler}: {name}={value} must be at least 1")
 
 
 def parse_sampler(text: str, **common: Any) -> DecodeParams:

@@ -32,9 +32,7 @@ MAX_NEW_TOKENS = DecodeParams().max_new_tokens
 _NAMES = " | ".join(DRAFTERS)
 _RULE_HELP = f"Unmask rule: {ALLOWED}."
 _NODES_HELP = "Rows of one target pass, the certain next state included; 1 = standard decoding; auto = as many as pay (spot tune)."
-_DRAFTER_HELP = (
-    f"How future states are guessed: {_NAMES}; auto = order, with the shipped weights on any model. Never changes the answer."
-)
+_DRAFTER_HELP = f"How future states are guessed: {_NAMES}; auto = order, with the shipped weights on any model. Never changes the answer."
 
 Model = Annotated[str, typer.Option("--model", help="'shipped', a checkpoint folder or a hub id (owner/name).")]
 FamilyName = Annotated[
