@@ -22,7 +22,7 @@ setup: $(STAMP)  ## create the virtual environment and install everything
 demo: setup  ## decode with the shipped model, plainly and speculatively, and prove that the tokens are identical
 	$(BIN)/spot demo
 
-test: setup  ## run the tests (about eight minutes on two cores)
+test: setup  ## run the tests (about twelve minutes on two cores)
 	$(BIN)/python -m pytest -n 2
 
 check: setup  ## lint, types and import layers
