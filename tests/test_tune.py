@@ -294,3 +294,8 @@ def test_budget_for(cache: Path, clock: Clock) -> None:
     assert isinstance(again, AutoBudget) and again is not budget and again.profile == budget.profile
     assert len(target.passes) == measured and len(said) == 1
     assert os.listdir(cache) == [tune.profile_path(tune.profile_key(target, Chain(), PARAMS)).name]
+
+
+def test_one_slow_draft_does_not_make_all_drafts_slow() -> None:
+    """A first draft that was compiled, or a busy moment: the curve stays at what the others took."""
+    assert tune._rising([450.0, 0.7, 0.8, 0.75, 0.9]) == [0.7, 0.7, 0.75, 0.75, 0.9]
