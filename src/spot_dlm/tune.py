@@ -274,7 +274,7 @@ def _decode(run: Run, clock: Callable[[], float], progress: Callable[[int], None
         return best
     began = perf_counter()
     for turn in range(_ROUNDS):
-        if turn == 1:
+        if turn == 1 and perf_counter() - began > _TRIAL_SECONDS:
             began = perf_counter()  # what the first turn loads and compiles is no reason to have no second one
         for done, nodes in enumerate(TRIED_NODES, 1):
             if turn and perf_counter() - began > _TRIAL_SECONDS:
