@@ -32,7 +32,9 @@ MAX_NEW_TOKENS = DecodeParams().max_new_tokens
 _NAMES = " | ".join(DRAFTERS)
 _RULE_HELP = f"Unmask rule: {ALLOWED}."
 _NODES_HELP = "Rows of one target pass, the certain next state included; 1 = standard decoding; auto = as many as pay (spot tune)."
-_DRAFTER_HELP = f"How future states are guessed: {_NAMES}; auto = order, with the shipped weights on any model. Never changes the answer."
+_DRAFTER_HELP = (
+    f"How future states are guessed: {_NAMES}; auto = order where it was trained on this model, else chain. Never changes the answer."
+)
 
 Model = Annotated[str, typer.Option("--model", help="'shipped', a checkpoint folder or a hub id (owner/name).")]
 FamilyName = Annotated[
@@ -179,7 +181,7 @@ def open_drafter(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable
     drafter = build_drafter(name, graph=files.graph, file=files.file, spec=spec, transfer=files.transfer)
     if isinstance(drafter, Order | Calibrated) and not is_compiled():
         say("compiling the drafter for this machine, once: about 20 seconds more before the first answer")
-    if is_foreign(drafter, spec) and name != AUTO:
+    if is_foreign(drafter, spec):
         say(f"drafter {drafter.name} was fitted on another model and is used all the same (--transfer)")
     return drafter
 
