@@ -81,16 +81,16 @@ def _family(name: str, graphs: Sequence[Path]) -> list[Entry]:
     if not variants:
         raise ValueError(f"drafter={name!r} is not in this version")
     if name not in (SPIFFY, *SPIFFY_VARIANTS):
-        return [_fixed(name, name, build_drafter(name))]
+        return [fixed(name, name, build_drafter(name))]
     found = []
     files: Sequence[Path | None] = graphs or (None,)
     for variant, path in product(variants, files):
         label = variant if len(graphs) < 2 else f"{variant} {path}"
-        found.append(_fixed(label, SPIFFY, build_drafter(variant, graph=path), "published" in variant))
+        found.append(fixed(label, SPIFFY, build_drafter(variant, graph=path), "published" in variant))
     return found
 
 
-def _fixed(label: str, family: str, drafter: Drafter, only_sampled: bool = False) -> Entry:
+def fixed(label: str, family: str, drafter: Drafter, only_sampled: bool = False) -> Entry:
     """Return the entry of a drafter that serves every prompt and budget, with what it says of its origin."""
     file = getattr(drafter, "graphs", None) or getattr(drafter, "file", None)  # what fitted drafters were read from
     return Entry(label, family, lambda _, __: drafter, only_sampled, dict(getattr(file, "about", {})))

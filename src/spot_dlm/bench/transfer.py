@@ -15,7 +15,7 @@ from typing import Any
 
 from spot_dlm.bench.bootstrap import interval
 from spot_dlm.bench.cells import Cell
-from spot_dlm.bench.drafters import Entry, entries
+from spot_dlm.bench.drafters import Entry, entries, fixed
 from spot_dlm.bench.passes import RESOLUTIONS, Grid
 from spot_dlm.calibrate import calibrate
 from spot_dlm.drafter_files import OrderModelFile, load_order_model
@@ -120,20 +120,14 @@ def fit_drafter(
 
 def compared(subject: Subject, transferred: OrderModelFile) -> list[Entry]:
     """Return the drafters to compare on a target: those that need no fitting, and what the folder holds."""
-    drafter = Order(transferred)
     found, _ = entries([*FREEDAVE, "oracle"])
-    found.append(Entry(TRANSFERRED, TRANSFERRED, lambda *_: drafter, provenance=dict(transferred.about)))
+    found.append(fixed(TRANSFERRED, TRANSFERRED, Order(transferred)))
     if subject.graph.exists():
         found += entries(["spiffy"], [subject.graph])[0]
     for kind in (OWN, OTHERS):
         if (subject.drafter(kind) / "config.json").exists():
-            found.append(_trained(kind, load_order_model(subject.drafter(kind))))
+            found.append(fixed(kind, kind, Order(load_order_model(subject.drafter(kind)))))
     return found
-
-
-def _trained(kind: str, file: OrderModelFile) -> Entry:
-    drafter = Order(file)
-    return Entry(kind, kind, lambda *_: drafter, provenance=dict(file.about))
 
 
 def comparisons(target: str, found: Sequence[Cell]) -> list[dict[str, Any]]:
