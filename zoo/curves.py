@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import spot_dlm as spot
-from spot_dlm.tasks import FAMILY_TASKS
-from zoo.evaluate import GRADED_TASKS, accuracy
+from spot_dlm.tasks import FAMILY_TASKS, GRADED_TASKS
+from zoo.evaluate import accuracy
 from zoo.export import export
 
 

@@ -16,10 +16,7 @@ from typing import Any
 import torch
 
 import spot_dlm as spot
-from spot_dlm.tasks import SPLITS, grade, load_prompts
-
-GRADED_TASKS = ("json", "python", "arithmetic", "rewrite")
-"""The families whose answers a program can check."""
+from spot_dlm.tasks import GRADED_TASKS, SPLITS, grade, load_prompts
 
 
 def accuracy(target: spot.Target, task: str, split: str, limit: int, params: spot.DecodeParams, examples: int = 0) -> dict[str, Any]:
