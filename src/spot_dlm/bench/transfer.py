@@ -7,7 +7,7 @@ holds is not made again.
 Example: `fit_graph(subject); compared(subject, transferred)` are the drafters for `passes.run`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -74,13 +74,18 @@ def subjects(models: Sequence[str], folder: Path) -> list[Subject]:
     return [Subject(name, model, folder / name) for name, model in zip(names, models, strict=True)]
 
 
-def recording(subject: Subject, prompts: Sequence[dict[str, Any]], grid: Grid, transferred: Path) -> Recording:
-    """Return the plan of a target's traces: every prompt in one of the grid's settings, in turn, decoded with the transferred drafter."""
+def recording(
+    subject: Subject, prompts: Sequence[dict[str, Any]], grid: Grid, transferred: Path, load_options: Mapping[str, Any] = {}
+) -> Recording:
+    """Return the plan of a target's traces: every prompt in one of the grid's settings, in turn, decoded with the transferred drafter.
+
+    `load_options` are `load_target`'s, for processes that load the target themselves.
+    """
     settings = [
         TraceSetting(RESOLUTIONS[resolution], temperature, max_new_tokens=grid.max_new_tokens)
         for resolution, temperature in product(grid.resolutions, grid.temperatures)
     ]
-    return Recording(subject.model, prompts, settings, seed=1, spread=True, drafter=str(transferred))
+    return Recording(subject.model, prompts, settings, seed=1, spread=True, drafter=str(transferred), load_options=dict(load_options))
 
 
 def record_traces(

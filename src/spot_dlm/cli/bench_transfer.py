@@ -25,7 +25,7 @@ from spot_dlm.cli.jsonl import read_prompts
 from spot_dlm.cli.show import COMMAND, stderr_console
 from spot_dlm.drafter_files import OrderModelFile, load_order_model
 from spot_dlm.drafters.registry import SHIPPED_MODELS
-from spot_dlm.tasks import FAMILY_TASKS, SPLITS, TASKS
+from spot_dlm.tasks import FAMILY_TASKS, TASKS
 from spot_dlm.train import TrainParams
 
 DEFAULT_STEPS = 1500
@@ -50,7 +50,7 @@ def transfer(
     ] = False,
     fit_only: Annotated[bool, typer.Option("--fit-only", help="Fit, compare nothing.")] = False,
     task: Annotated[list[str] | None, typer.Option("--task", help=f"{' | '.join(TASKS)}. Repeatable; default: all families.")] = None,
-    split: Annotated[str, typer.Option("--split", help=f"Held-out prompts: {' | '.join(SPLITS)}.")] = "heldout_values",
+    split: o.Split = "heldout_values",
     limit: Annotated[int, typer.Option("--limit", help="First so many prompts of each task.")] = 10,
     temperature: Annotated[list[float], typer.Option("--temperature", help="Repeatable.")] = [0.0, 1.0],  # noqa: B006
     nodes: Annotated[list[int], typer.Option("--nodes", help="Rows of one pass. Repeatable.")] = [8, 16],  # noqa: B006
@@ -149,7 +149,7 @@ def _fit(
             say(console, f"{subject.name}: {done} of {total} sequences recorded")
 
     target = o.open_target(subject.model, options)
-    plan = bench.recording(subject, rows, grid, drafter)
+    plan = bench.recording(subject, rows, grid, drafter, options.arguments)
     bench.record_traces(subject, plan, workers, recorded, target, COMMAND.get())
     bench.fit_graph(subject)
     if steps:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import typer
@@ -124,6 +124,19 @@ class TargetOptions:
     family: str | None = None
     cache: str = "exact"
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return what `load_target` is given besides the model; what is as by default is left out."""
+        given = {
+            "family": self.family,
+            "dtype": self.dtype,
+            "device": self.device,
+            "use_template": False if self.raw else None,
+            "cache": None if self.cache == "exact" else self.cache,
+            "padded_rows": None if self.strict == 1 else self.strict,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
 
 @dataclass(frozen=True)
 class DrafterFiles:
@@ -149,15 +162,7 @@ def open_target(model: str, options: TargetOptions) -> Target:
     threads = 1 if options.threads is None and model == SHIPPED else options.threads
     if threads is not None:
         torch.set_num_threads(threads)
-    return load_target(
-        model,
-        family=options.family,
-        device=options.device,
-        dtype=options.dtype,
-        use_template=not options.raw,
-        padded_rows=options.strict,
-        cache=options.cache,
-    )
+    return load_target(model, **options.arguments)
 
 
 def once(say: Callable[[str], None]) -> Callable[[str], None]:

@@ -97,19 +97,16 @@ def trace(
         load_order_model(drafter_file)
     console = stderr_console()
     lines, families = _prompt_lines(prompts, task, limit, console)
-    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, family=family, cache=cache))
+    options = o.TargetOptions(dtype, device, threads, raw, family=family, cache=cache)
+    target = o.open_target(model, options)
     if drafter_file is not None and load_order_model(drafter_file).target_fingerprint != target.spec.fingerprint:
         _say(console, "the drafter of --drafter-file was trained on another model: fewer of its guesses will come true")
     for line in lines:
         for length in {s.block_length for s in settings}:
             prepare(target, line, o.decode_params(max_new_tokens=max_new_tokens, block_length=length))
-    load_options = {
-        "family": family, "dtype": dtype, "device": device, "use_template": None if not raw else False,
-        "cache": None if cache == "exact" else cache,
-    }  # fmt: skip
     recording = Recording(
         model, [_row(line, of) for line, of in zip(lines, families, strict=True)], settings, seed, spread,
-        load_options={k: v for k, v in load_options.items() if v is not None},
+        load_options=options.arguments,
         drafter=None if drafter_file is None else str(drafter_file), nodes=tuple(nodes),
     )  # fmt: skip
     needed, free = recording.estimated_bytes(target.spec.block_length, out), _free_bytes(out)
