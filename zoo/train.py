@@ -26,12 +26,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional
 
+from spot_dlm.optimizer import Muon
 from zoo import batches, canvases
 from zoo import tokenizer as zoo_tokenizer
 from zoo.families import stream
 from zoo.grow import grow
 from zoo.model import BlockDiffusionModel
-from zoo.optimizer import Muon
 from zoo.recipes import RECIPES, WEIGHTS, Recipe
 
 SHIPPED = Path(str(resources.files("spot_dlm"))) / "shipped" / "target"

@@ -25,6 +25,7 @@ from spot_dlm.artifacts import replace_file
 from spot_dlm.checkpoint import copy_weights, resume
 from spot_dlm.drafter_files import OrderModelFile, save_order_model
 from spot_dlm.features import encode
+from spot_dlm.optimizer import Muon
 from spot_dlm.order_model import Kind, Layer, OrderConfig, OrderModel, inputs, path_scores
 from spot_dlm.simulate import draft_outcomes
 from spot_dlm.trace_states import OTHER, Paths, TraceStates
@@ -197,7 +198,7 @@ def build_optimizers(model: OrderModel, params: TrainParams) -> list[torch.optim
     rest = [p for p in model.parameters() if all(p is not m for m in matrices)]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(rest, lr=params.adam_lr, betas=(0.9, 0.99))]
     if matrices:
-        optimizers.append(torch.optim.Muon(matrices, lr=params.muon_lr, weight_decay=0.05))
+        optimizers.append(Muon(matrices, lr=params.muon_lr, weight_decay=0.05))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["full_lr"] = group["lr"]

@@ -1,6 +1,9 @@
-"""Muon for matrices, in float32: torch's own version orthogonalises in bfloat16, which is a hundred times slower on a CPU.
+"""Muon for matrices, in float32: torch's own version orthogonalises in bfloat16, half of a training step's time on a CPU without bfloat16.
 
-Source: Keller Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024). Knows nothing of the model.
+Same update and the same names of its state as `torch.optim.Muon`. Source: Keller Jordan et al., "Muon: an optimizer for hidden layers
+in neural networks" (2024). Knows nothing of the model.
+
+Example: `Muon([weight], lr=0.02, weight_decay=0.05).step()`.
 """
 
 from collections.abc import Iterable
@@ -42,8 +45,8 @@ class Muon(torch.optim.Optimizer):
                     continue
                 state = self.state[param]
                 if not state:
-                    state["momentum"] = torch.zeros_like(param)
-                momentum = state["momentum"]
+                    state["momentum_buffer"] = torch.zeros_like(param)
+                momentum = state["momentum_buffer"]
                 momentum.lerp_(param.grad, 1 - group["momentum"])
                 update = orthogonalise(param.grad.lerp(momentum, group["momentum"]))
                 param.mul_(1 - group["lr"] * group["weight_decay"])
