@@ -33,6 +33,7 @@ RECOGNISED = [
     ("A2DQwen3LMHeadModel", "dllm-hub/Qwen3-0.6B-diffusion-mdlm-v0.1", "a2d"),
     ("A2DQwen2LMHeadModel", "dllm-hub/Qwen2.5-Coder-0.5B-Instruct-diffusion-bd3lm-v0.1", "bd3lm"),
     ("A2DLlamaLMHeadModel", "/models/bd3lm/mine/", "a2d"),
+    ("ModernBertForMaskedLM", "dllm-hub/ModernBERT-base-chat-v0.1", "modernbert"),
 ]
 REFUSED = [
     ("DiffusionGemmaForBlockDiffusion", "google/diffusiongemma-26B-A4B-it", "no mask"),
@@ -42,7 +43,7 @@ REFUSED = [
     ("BD3LM", "kuleshov-group/bd3lm-owt-block_size4", "random order"),
     ("MDLM", "kuleshov-group/mdlm-owt", "random order"),
     ("NemotronLabsDiffusionModel", "nvidia/Nemotron-Labs-Diffusion-8B", "causal"),
-    ("ModernBertForMaskedLM", "dllm-hub/ModernBERT-base-chat-v0.1", "not supported yet"),
+    ("ModernBertForMaskedLM", "answerdotai/ModernBERT-base", "only where it was tuned to"),
     *((name, "someone/model", "an autoregressive checkpoint, not a diffusion model") for name in
       ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Qwen3MoeForCausalLM", "GPT2LMHeadModel")),
     ("LLaMAForDiffusion", "someone/model", "is not supported; supported: LLaDAModelLM"),

@@ -8,7 +8,7 @@ padded to 16 numbers: BLAS rounds small ones differently where their addresses d
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spot_dlm.targets.kernels import Kernels
@@ -41,8 +41,11 @@ class Attention:
         self._own = _Own.of(self._queries, self._pairs, self._weights, self._out)
         self._cached = _Cached.of(self._queries, self._weights, self._out, own) if cached else None
 
-    def __call__(self, heads: Float[Tensor, "T H D"], layer: int, attended: Float[Tensor, "T O"]) -> None:
-        """Attend in one layer; queries in `heads` are scaled and rotated, as are its keys."""
+    def __call__(self, heads: Float[Tensor, "T H D"], layer: int, attended: Float[Tensor, "T O"], window: int | None = None) -> None:
+        """Attend in one layer; queries in `heads` are scaled and rotated, as are its keys.
+
+        `window`: a token of a segment sees those at most so many positions away (for segments without cache and context only).
+        """
         group = self._group
         self._kernels.place_queries(heads, group.start, self._count, self._queries)
         if group.context is not None:
@@ -51,21 +54,30 @@ class Attention:
         scores = [self._own.score()]
         if self._cached is not None:
             scores.append(self._cached.score(group.cache.padded(layer, 0)))
-        self._weigh(scores)
+        self._weigh(scores, window)
         self._own.sum_values()
         if self._cached is not None:
             self._cached.add_values(group.cache.padded(layer, 1))
         self._kernels.gather(self._out, group.start, self._count, attended)
 
-    def _weigh(self, scores: list[Float[Tensor, "Hkv n r _"]]) -> None:
+    def _weigh(self, scores: list[Float[Tensor, "Hkv n r _"]], window: int | None) -> None:
         """Turn scores into weights, where the scores lay."""
         torch.cat(scores, dim=-1, out=self._scores)
         if self._bias is not None:
             self._scores += self._bias
-        if self._group.visible is not None:
-            hidden = ~self._group.visible.repeat_interleave(self._scores.shape[2] // self._group.length, dim=0)
-            self._scores[..., : self._group.length].masked_fill_(hidden, -torch.inf)
+        for visible in (self._group.visible, self._near(window)):
+            if visible is not None:
+                hidden = ~visible.repeat_interleave(self._scores.shape[2] // self._group.length, dim=0)
+                self._scores[..., : self._group.length].masked_fill_(hidden, -torch.inf)
         torch.softmax(self._scores, dim=-1, out=self._weights)
+
+    def _near(self, window: int | None) -> Bool[Tensor, "L L"] | None:
+        """Return which tokens of a segment are in each other's window, None where all are."""
+        if window is None or window >= self._group.length - 1:
+            return None
+        assert self._cached is None and self._group.context is None
+        steps = torch.arange(self._group.length, device=self._scores.device)
+        return (steps[:, None] - steps).abs() <= window
 
 
 class _Own(NamedTuple):

@@ -31,6 +31,12 @@ LLADA2 = _turns(
     "{{ '<role>' + {'user': 'HUMAN'}.get(message.role, message.role | upper) + '</role>' + message.content + '<|role_end|>' }}",
     "<role>ASSISTANT</role>",
 )
+BERT_CHAT = _turns(
+    "",
+    "{{ {'user': '[Question]\\n', 'system': '[SYS]\\n'}.get(message.role, '[Answer]\\n') + message.content | trim "
+    "+ {'user': '\\n[/Question]\\n\\n', 'system': '\\n[/SYS]\\n\\n'}.get(message.role, '\\n[/Answer]\\n\\n') }}",
+    "[Answer]\n",
+)
 DREAM = chatml("You are a helpful assistant.")
 QWEN2_5 = chatml("You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
 QWEN3 = chatml()

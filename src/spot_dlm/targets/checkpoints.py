@@ -20,6 +20,7 @@ import torch
 from spot_dlm.targets.families import Family
 
 SHIPPED = "shipped"
+_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight", "model.embeddings.tok_embeddings.weight", "decoder.weight")
 _TEXT_FILES = ["*.json", "*.jinja", "merges.txt"]
 _SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 256
 
@@ -100,7 +101,7 @@ def load_host(folder: Path, config: dict[str, Any], family: Family, dtype: torch
         raise ValueError(
             f"{folder}: the weights do not load ({reason}); the file is damaged or config.json does not belong to it"
         ) from error
-    for problem in (*key_problems(host, report), *attention_problems(host)):
+    for problem in (*key_problems(host, report), *attention_problems(host, family)):
         raise ValueError(f"{folder}: {problem}")
     return host.eval().requires_grad_(False)
 
@@ -204,13 +205,15 @@ def key_problems(host: Any, report: dict[str, Any]) -> list[str]:
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[kind]:
             names = sorted(" ".join(map(str, k)) if isinstance(k, tuple) else str(k) for k in report[kind])
-            rows = {k[1][0] for k in report[kind] if isinstance(k, tuple) and k[0] in ("model.embed_tokens.weight", "lm_head.weight")}
+            rows = {k[1][0] for k in report[kind] if isinstance(k, tuple) and k[0] in _VOCABULARY}
             vocabulary = f"; vocab_size={host.config.vocab_size} in config.json, the file has {rows.pop()}" if len(rows) == 1 else ""
             problems.append(f"{len(names)} {kind.replace('_', ' ')} in the weights, first {names[0]}{vocabulary}")
     return problems
 
 
-def attention_problems(host: Any) -> list[str]:
-    """Return what is to say of layers that do not see the whole text."""
+def attention_problems(host: Any, family: Family) -> list[str]:
+    """Return what is to say of layers that do not see the whole text, where the family has none."""
+    if family.encoder:
+        return []
     sliding = any(kind != "full_attention" for kind in getattr(host.config, "layer_types", None) or ())
     return ["sliding-window attention layers are not supported"] if sliding else []

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spot_dlm.targets.checkpoints import SHIPPED, attention_problems, key_problems, locate, missing_experts, outline, read_json
+from spot_dlm.targets.encoder_weights import check_encoder
 from spot_dlm.targets.families import Family, chat_templates, find_family
 from spot_dlm.targets.special_ids import CONFIG, GENERATION, TOKENIZER, block_length, end_tokens, mask_token
 from spot_dlm.targets.text import TextCodec
@@ -307,7 +308,7 @@ def _compare(folder: Path, config: dict[str, Any], row: Family, headers: Headers
     with _noted(told):
         host, report = outline(folder, config, row, shapes)
         told.vocabulary, told.max_length = int(host.config.vocab_size), int(host.config.max_position_embeddings)
-        told.problems += attention_problems(host)
+        told.problems += attention_problems(host, row)
         if headers.complete:
             told.missing = sorted(map(str, report["missing_keys"]))
             told.unexpected = sorted(map(str, report["unexpected_keys"]))
@@ -316,7 +317,7 @@ def _compare(folder: Path, config: dict[str, Any], row: Family, headers: Headers
                 told.missing = sorted({*told.missing, *experts})
                 told.problems.append(f"{len(experts)} missing keys in the weights, first {experts[0]}")
             told.problems += key_problems(host, report)
-        check_host(host)
+        (check_encoder if row.encoder else check_host)(host)
 
 
 def _any_expert(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from spot_dlm.targets.chat_templates import DREAM, LLADA, LLADA2, QWEN2_5, QWEN3, QWEN3_NOT_THINKING
+from spot_dlm.targets.chat_templates import BERT_CHAT, DREAM, LLADA, LLADA2, QWEN2_5, QWEN3, QWEN3_NOT_THINKING
 from spot_dlm.targets.translations import LLADA_KEYS, Config, keep, translate_llada, translate_llada2, translate_llada_moe
 
 
@@ -38,6 +38,8 @@ class Family:
         translate: raw config.json to the native configuration's fields.
         key_mapping: regular expressions and what they become in the names of tensors, in order.
         named: the row is meant only where this expression finds something in the folder's or repository's name, upper case or lower.
+        encoder: the host is a masked language model whose layers may see only their neighbourhood (`encoder_weights`).
+        ends_with_padding: the padding token ends a text, too.
     """
 
     name: str
@@ -59,11 +61,13 @@ class Family:
     translate: Callable[[Mapping[str, Any]], Config] = keep
     key_mapping: Mapping[str, str] = field(default_factory=dict)
     named: str | None = None
+    encoder: bool = False
+    ends_with_padding: bool = False
 
     def host_of(self, config: Mapping[str, Any]) -> tuple[str, str]:
         """Return the names of the native configuration and model class of a raw config.json."""
         host = self.hosts.get(_architecture(config)) or next(iter(self.hosts.values()))
-        return self.host_config or f"{host}Config", f"{host}ForCausalLM"
+        return self.host_config or f"{host}Config", f"{host}{'ForMaskedLM' if self.encoder else 'ForCausalLM'}"
 
 
 _A2D = {"A2DQwen3LMHeadModel": "Qwen3", "A2DQwen2LMHeadModel": "Qwen2", "A2DLlamaLMHeadModel": "Llama"}
@@ -129,6 +133,11 @@ FAMILIES = (
         attention="full", blocks="generated", block_length=32, sampler="mdlm,block_size={L}",
         chat_templates=(QWEN3_NOT_THINKING, QWEN2_5),
     ),
+    Family(
+        name="modernbert", hosts={"ModernBertForMaskedLM": "ModernBert"}, named="chat", encoder=True, mask_tokens=("[MASK]",),
+        mask_id=50284, ends_with_padding=True, attention="full", blocks="generated", block_length=32, sampler="mdlm,block_size={L}",
+        chat_templates=(BERT_CHAT,),
+    ),
 )  # fmt: skip
 
 
@@ -148,7 +157,6 @@ _REFUSED = (
     _Refused("WeDLM", ("WeDLMForCausalLM",), None, "its logits depend on the order of the commits through a causal cache"),
     _Refused("a BD3-LM or MDLM of kuleshov-group", ("BD3LM", "MDLM"), None, "its positions unmask in random order"),
     _Refused("Nemotron-Labs-Diffusion", ("NemotronLabsDiffusionModel",), None, "its prefix is causal, its block is not"),
-    _Refused("a ModernBERT chat model", ("ModernBertForMaskedLM",), None, "encoder hosts are not supported yet"),
 )  # fmt: skip
 
 
@@ -175,6 +183,12 @@ def find_family(config: Mapping[str, Any], model: str, family: str | None = None
     for row in FAMILIES:
         if architecture in row.hosts and (row.named is None or _finds(row.named, name)):
             return row
+    if unnamed := [row for row in FAMILIES if architecture in row.hosts and row.encoder]:
+        row = unnamed[0]
+        raise ValueError(
+            f"{model}: a {architecture} decodes only where it was tuned to: "
+            f"its name must have {row.named!r} in it, or give family {row.name!r}"
+        )
     if _is_autoregressive(architecture):
         raise ValueError(f"{model}: {architecture} is an autoregressive checkpoint, not a diffusion model")
     known = ", ".join(dict.fromkeys(name for row in FAMILIES if row.named is None for name in row.hosts))

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from spot_dlm.targets.kernels import Kernels
+from spot_dlm.targets.plain import gelu
 from spot_dlm.targets.products import Linear, add_linear, least_rows, linear
 
 Routing = tuple[Float[Tensor, "M k"], Int64[Tensor, "M k"]]
@@ -28,6 +29,18 @@ class Dense(NamedTuple):
     def add_to(self, x: Float[Tensor, "M E"], hidden: Float[Tensor, "M E"], kernels: Kernels) -> None:
         """Add what the layer makes of `hidden` to x."""
         add_linear(kernels.gated(linear(hidden, self.gate_up)), self.down, onto=x)
+
+
+class GeluDense(NamedTuple):
+    """down(gelu(gate) * up), as in ModernBERT."""
+
+    gate_up: Linear
+    down: Linear
+
+    def add_to(self, x: Float[Tensor, "M E"], hidden: Float[Tensor, "M E"], kernels: Kernels) -> None:
+        """Add what the layer makes of `hidden` to x."""
+        gate, up = linear(hidden, self.gate_up).chunk(2, dim=-1)
+        add_linear(gelu(gate).mul_(up), self.down, onto=x)
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,9 @@ class Experts:
         x.add_(total.to(x.dtype))
         if self.shared is not None:
             self.shared.add_to(x, hidden, kernels)
+
+
+FeedForward = Dense | GeluDense | Experts
 
 
 def _apply(expert: Dense, hidden: Float[Tensor, "M E"], rows: Int64[Tensor, " m"], kernels: Kernels) -> Float[Tensor, "m E"]:

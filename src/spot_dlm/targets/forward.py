@@ -1,4 +1,4 @@
-"""The pass itself: packed tokens through a Llama-like host, every segment attending as its group says (`packing`).
+"""The pass itself: packed tokens through a host, every segment attending as its group says (`packing`).
 
 Every row of a result is made by operations whose rounding does not depend on what else is in the pass. Knows nothing of canvases,
 checkpoints and logits. Example: `run(weights, pack(pieces, mask_token_id).padded(16, 16))`.
@@ -20,30 +20,33 @@ Kept = list[Float[Tensor, "Y 2 Hkv _ _ D"] | None]
 
 
 def run(weights: Weights, batch: Packed) -> tuple[Float[Tensor, "R E"] | None, Kept]:
-    """Return the normalised hidden states of the wanted tokens (None if there are none) and what the groups keep."""
+    """Return the hidden states of the wanted tokens, ready for the head (None if there are none), and what the groups keep."""
     ids, positions, wanted = _to_device(batch, weights.device)
     x = weights.embedding.index_select(0, ids)
-    kernels, eps = kernels_for(x), weights.eps
-    angles = weights.rotary(positions, int(batch.positions.max()))
+    kernels = kernels_for(x)
+    x = weights.embedding_norm(x, kernels)
+    highest = int(batch.positions.max())
+    angles = [table(positions, highest) for table in weights.rotary]
     attentions = [Attention(weights, kernels, group, group.count, batch.rows) for group in batch.groups]
     attended = x.new_zeros(len(x), weights.heads * weights.head_dim)
     kept = _empty(weights, batch)
     last = len(weights.layers) - 1
     for index, layer in enumerate(weights.layers):
-        heads = linear(kernels.rms_norm(x, layer.input_norm, eps), layer.qkv).view(len(x), -1, weights.head_dim)
-        kernels.turn(heads, layer.head_norms, eps, angles, weights.heads, weights.kv_heads)
+        heads = linear(layer.input_norm(x, kernels), layer.qkv).view(len(x), -1, weights.head_dim)
+        kernels.turn(heads, layer.head_norms, weights.eps, angles[layer.rotary], weights.heads, weights.kv_heads)
         _keep(batch, kernels, heads, index, kept)
         if index == last:
             if not len(batch.wanted):
                 return None, kept
             attentions = _decoded(weights, kernels, batch, attentions)
         for attention in attentions:
-            attention(heads, index, attended)
+            attention(heads, index, attended, layer.window)
         if index == last:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         add_linear(attended, layer.output, onto=x)
-        layer.feed_forward.add_to(x, kernels.rms_norm(x, layer.mlp_norm, eps), kernels)
-    return kernels.rms_norm(x, weights.norm, eps), kept
+        layer.feed_forward.add_to(x, layer.mlp_norm(x, kernels), kernels)
+    hidden = weights.norm(x, kernels)
+    return hidden if weights.prediction is None else weights.prediction(hidden, kernels), kept
 
 
 def _to_device(batch: Packed, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

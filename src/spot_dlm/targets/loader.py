@@ -16,6 +16,7 @@ from spot_dlm.state import MASKED
 from spot_dlm.targets.block_causal import BlockCausalTarget
 from spot_dlm.targets.cached_canvas import CachedCanvasTarget
 from spot_dlm.targets.checkpoints import SHIPPED, fingerprint, load_host, locate, read_json
+from spot_dlm.targets.encoder_weights import read_encoder
 from spot_dlm.targets.families import Family, chat_templates, find_family
 from spot_dlm.targets.full_attention import FullAttentionTarget
 from spot_dlm.targets.special_ids import block_length as stated_length
@@ -101,7 +102,8 @@ def load_target(
     )
     if right_shift and row.name not in ("a2d", "bd3lm"):
         raise ValueError(f"{model}: right_shift is for A2D checkpoints; family {row.name} has shift {row.shift!r}")
-    target = _build(row, read_weights(host, row.rotary_float32), spec, codec, padded_rows, right_shift)
+    weights = read_encoder(host) if row.encoder else read_weights(host, row.rotary_float32)
+    target = _build(row, weights, spec, codec, padded_rows, right_shift)
     start = target.prefill(np.zeros(length, dtype=np.int64), length)
     target.evaluate(start, np.full((1, length), MASKED))  # loads compiled code and libraries, which no decoding should pay for
     return target
@@ -128,6 +130,8 @@ def _check_cache(cache: str, family: Family, right_shift: bool, model: str) -> N
         raise ValueError(f"cache={cache!r} is unknown; choose one of exact, prefix, dual")
     if cache == "exact":
         return
+    if family.encoder:
+        raise ValueError(f"{model}: cache={cache!r} is not offered for family {family.name}, whose layers see only their neighbourhood")
     if family.attention != "full":
         raise ValueError(f"{model}: cache={cache!r} is for full attention; family {family.name} has an exact cache already")
     if family.shift != "none" or family.blocks == "whole" or right_shift:

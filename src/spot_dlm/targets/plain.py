@@ -1,6 +1,6 @@
 """What a layer does besides products, in torch operations for any device and number format.
 
-No row depends on the others: torch's own silu, which rounds the last elements of a CPU's buffer otherwise, is avoided there. Knows
+No row depends on the others: torch's own silu and gelu, which round the last elements of a CPU's buffer otherwise, are avoided there. Knows
 nothing of models. Example: `rms_norm(x, weight, 1e-6)`.
 """
 
@@ -69,3 +69,9 @@ def gated(gate_up: Float[Tensor, "M F"]) -> Float[Tensor, "M f"]:
     wide = gate.float()
     inverse = torch.neg(wide).exp_().add_(1)
     return torch.div(wide, inverse, out=inverse).to(gate.dtype).mul_(up)
+
+
+def gelu(x: Float[Tensor, "M F"]) -> Float[Tensor, "M F"]:
+    """Return x times the normal distribution's share below x, computed in float32."""
+    wide = x.float()
+    return torch.erf(wide * 0.5**0.5).add_(1).mul_(0.5).mul_(wide).to(x.dtype)

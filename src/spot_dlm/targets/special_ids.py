@@ -54,7 +54,8 @@ def end_tokens(folder: Path, config: dict[str, Any], family: Family) -> FoundIds
     stated, source = (read_json(path, folder.name).get("eos_token_id") if path.exists() else None), GENERATION
     if stated is None:
         stated, source = (config["eos_token_id"], CONFIG) if "eos_token_id" in config else (list(family.stop_ids), _default(family))
-    return FoundIds(frozenset(int(i) for i in (stated if isinstance(stated, list) else [stated]) if i is not None), source)
+    padding = [config.get("pad_token_id")] if family.ends_with_padding else []
+    return FoundIds(frozenset(int(i) for i in (*(stated if isinstance(stated, list) else [stated]), *padding) if i is not None), source)
 
 
 def block_length(config: dict[str, Any], family: Family, model: str) -> Found:

@@ -1,49 +1,85 @@
-"""The weights of a Llama-like host as plain tensors, laid out for `forward`: fused, on a CPU transposed.
+"""The weights of a host as plain tensors, laid out for `forward`: fused, on a CPU transposed; `read_weights` takes Llama-like ones apart.
 
 Knows nothing of checkpoints and caches. Example: `read_weights(host)` takes a loaded Qwen3ForCausalLM apart.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from spot_dlm.targets.feed_forward import Dense, Experts, SigmoidRouter, SoftmaxRouter
-from spot_dlm.targets.products import Linear, least_columns
+from spot_dlm.targets.feed_forward import Dense, Experts, FeedForward, SigmoidRouter, SoftmaxRouter
+from spot_dlm.targets.kernels import Kernels
+from spot_dlm.targets.norms import UNCHANGED, Norm, RmsNorm
+from spot_dlm.targets.plain import gelu
+from spot_dlm.targets.products import Linear, least_columns, linear
 
 _TABLE_ROWS = 1024
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
+class Prediction(NamedTuple):
+    """What an encoder does with a final hidden state before its logits: norm(gelu(dense))."""
+
+    dense: Linear
+    norm: Norm
+
+    def __call__(self, hidden: Float[Tensor, "R E"], kernels: Kernels) -> Float[Tensor, "R E"]:
+        """Return the states to project."""
+        return self.norm(gelu(linear(hidden, self.dense)), kernels)
+
+
 @dataclass(frozen=True)
 class Layer:
-    """One transformer layer; the norms of query and key heads, one row for each head, are None where the family has none."""
+    """One transformer layer.
 
-    input_norm: Float[Tensor, " E"]
+    Args:
+        input_norm, mlp_norm: before the attention and the feed-forward part.
+        qkv: queries, keys and values of all heads.
+        head_norms: of query and key heads, one row for each head; None where the family has none.
+        output: of the attention.
+        rotary: which of the host's tables turns its heads.
+        window: a token sees others that are at most so many positions away; None: all.
+    """
+
+    input_norm: Norm
     qkv: Linear
     head_norms: Float[Tensor, "h D"] | None
     output: Linear
-    mlp_norm: Float[Tensor, " E"]
-    feed_forward: Dense | Experts
+    mlp_norm: Norm
+    feed_forward: FeedForward
+    rotary: int = 0
+    window: int | None = None
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A host with silu-gated feed-forward layers, grouped heads and rotary positions."""
+    """A host with gated feed-forward layers, grouped heads and rotary positions.
+
+    Args:
+        norm: after the last layer.
+        head: from there to logits.
+        rotary: tables of angles, of which every layer names one.
+        eps: of the norms of heads.
+        embedding_norm: before the first layer.
+        prediction: between `norm` and `head`, as in encoders.
+    """
 
     layers: list[Layer]
     embedding: Float[Tensor, "V E"]
-    norm: Float[Tensor, " E"]
+    norm: Norm
     head: Linear
-    rotary: "RotaryTable"
+    rotary: "tuple[RotaryTable, ...]"
     eps: float
     heads: int
     kv_heads: int
     head_dim: int
     intermediate: int
+    embedding_norm: Norm = UNCHANGED
+    prediction: Prediction | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,17 +98,19 @@ class RotaryTable:
     Args:
         rotary: the host's module.
         head_dim: numbers of a head; those beyond the module's own are not turned (cosine 1, sine 0), their order is `_head_order`'s.
-        like: a tensor of the angles' device and number format.
+        like: a tensor of the device and number format in which the module makes angles.
+        dtype: number format in which they are kept, and heads turned; default: the same.
     """
 
-    def __init__(self, rotary: Any, head_dim: int, like: Float[Tensor, "V E"]) -> None:
-        self._rotary, self._half, self._like, self._table = rotary, head_dim // 2, like, like.new_empty(2, 0, 0)
+    def __init__(self, rotary: Any, head_dim: int, like: Float[Tensor, "V E"], dtype: torch.dtype | None = None) -> None:
+        self._rotary, self._half, self._like = rotary, head_dim // 2, like
+        self._table = like.new_empty(2, 0, 0, dtype=dtype or like.dtype)
 
     def __call__(self, positions: Int64[Tensor, " T"], highest: int) -> tuple[Float[Tensor, "T D"], Float[Tensor, "T D"]]:
         """Return cosines and sines; `highest` bounds the positions."""
         while (first := self._table.shape[1]) <= highest:
             steps = torch.arange(first, first + _TABLE_ROWS, device=self._like.device)
-            stretch = self._whole(torch.cat(self._rotary(self._like, steps[None])))
+            stretch = self._whole(torch.cat(self._rotary(self._like, steps[None]))).to(self._table.dtype)
             self._table = torch.cat((self._table, stretch), dim=1) if first else stretch
         cos, sin = self._table.index_select(1, positions).unbind()
         return cos, sin
@@ -95,8 +133,17 @@ def check_host(host: Any) -> None:
     config, body = host.config, host.model
     if config.hidden_act != "silu":
         raise ValueError(f"hidden_act={config.hidden_act!r} is not supported; only silu is")
-    if getattr(body.rotary_emb, "rope_type", "default") in _LENGTH_DEPENDENT:
-        raise ValueError(f"rope_type={body.rotary_emb.rope_type!r} is not supported: angles would depend on the length of the text")
+    check_rotary(getattr(body.rotary_emb, "rope_type", "default"))
+
+
+def check_rotary(rope_type: str) -> None:
+    """Refuse angles that change with the length.
+
+    Raises:
+        ValueError: naming the type.
+    """
+    if rope_type in _LENGTH_DEPENDENT:
+        raise ValueError(f"rope_type={rope_type!r} is not supported: angles would depend on the length of the text")
 
 
 def read_weights(host: Any, rotary_float32: bool = False) -> Weights:
@@ -115,11 +162,11 @@ def read_weights(host: Any, rotary_float32: bool = False) -> Weights:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     order = _head_order(2 * len(body.rotary_emb.inv_freq), head_dim)
     return Weights(
-        layers=list(_layers(body.layers, order.to(embedding.device))),
+        layers=list(_layers(body.layers, order.to(embedding.device), float(config.rms_norm_eps))),
         embedding=embedding,
-        norm=body.norm.weight.detach(),
-        head=_linear([host.lm_head]),
-        rotary=RotaryTable(body.rotary_emb, head_dim, embedding[:1].float() if rotary_float32 else embedding),
+        norm=RmsNorm(body.norm.weight.detach(), float(config.rms_norm_eps)),
+        head=joined([host.lm_head]),
+        rotary=(RotaryTable(body.rotary_emb, head_dim, embedding[:1].float() if rotary_float32 else embedding),),
         eps=float(config.rms_norm_eps),
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
@@ -128,15 +175,15 @@ def read_weights(host: Any, rotary_float32: bool = False) -> Weights:
     )
 
 
-def _layers(layers: Any, order: Int64[Tensor, " D"]) -> Iterator[Layer]:
+def _layers(layers: Any, order: Int64[Tensor, " D"], eps: float) -> Iterator[Layer]:
     for index, layer in enumerate(layers):
         attention = layer.self_attn
         yield Layer(
-            input_norm=layer.input_layernorm.weight.detach(),
-            qkv=_ordered(_linear([attention.q_proj, attention.k_proj, attention.v_proj]), attention, order),
+            input_norm=RmsNorm(layer.input_layernorm.weight.detach(), eps),
+            qkv=_ordered(joined([attention.q_proj, attention.k_proj, attention.v_proj]), attention, order),
             head_norms=_head_norms(attention, order),
-            output=_linear([attention.o_proj]),
-            mlp_norm=layer.post_attention_layernorm.weight.detach(),
+            output=joined([attention.o_proj]),
+            mlp_norm=RmsNorm(layer.post_attention_layernorm.weight.detach(), eps),
             feed_forward=_experts(layer.mlp) if hasattr(layer.mlp, "experts") else _dense(layer.mlp),
         )
         layers[index] = nn.Identity()
@@ -173,7 +220,7 @@ def _head_norms(attention: Any, order: Int64[Tensor, " D"]) -> Float[Tensor, "h 
 
 
 def _dense(mlp: Any) -> Dense:
-    return Dense(_linear([mlp.gate_proj, mlp.up_proj]), _linear([mlp.down_proj]))
+    return Dense(joined([mlp.gate_proj, mlp.up_proj]), joined([mlp.down_proj]))
 
 
 def _experts(mlp: Any) -> Experts:
@@ -202,8 +249,8 @@ def _gate(weight: Float[Tensor, "n E"]) -> Linear:
     return Linear(_transposed(nn.functional.pad(weight, (0, 0, 0, max(0, least_columns(weight.device) - len(weight))))), None)
 
 
-def _linear(parts: Sequence[nn.Linear]) -> Linear:
-    """Join layers that read the same input."""
+def joined(parts: Sequence[nn.Linear]) -> Linear:
+    """Return layers that read the same input as one product."""
     weights = [part.weight.detach() for part in parts]
     biases = [part.bias for part in parts]
     if all(bias is None for bias in biases):
