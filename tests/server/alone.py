@@ -26,4 +26,4 @@ def alone(prompt: str | list[int], *, rule: str = "standard", sequence: int = 0,
 
 
 def bare(text: str) -> list[int]:
-    return target()._codec._plain(text)
+    return target().codec.encode_bare(text)

@@ -55,7 +55,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 @given(text=st.text(max_size=30))
 def test_text_of_tokens_one_by_one(codec: TextCodec, text: str) -> None:
     """Characters of several bytes, which are several tokens here, come whole."""
-    ids = codec._plain(text)
+    ids = codec.encode_bare(text)
     stream = TextStream(codec.decode)
     pieces = [stream.push(i) for i in ids]
     assert all("\N{REPLACEMENT CHARACTER}" not in p for p in pieces) or "\N{REPLACEMENT CHARACTER}" in text

@@ -45,6 +45,11 @@ class Adapter(ABC):
         """Sizes and special ids."""
         return self._spec
 
+    @property
+    def codec(self) -> TextCodec | None:
+        """The tokenizer with its chat template; None for a checkpoint without tokenizer."""
+        return self._codec
+
     def encode(self, text: str) -> list[int]:
         """Return the prompt ids of user text (see TextCodec).
 

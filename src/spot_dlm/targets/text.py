@@ -5,7 +5,7 @@ Knows nothing of weights. Example: `TextCodec.read(folder).encode("Write <|MASK|
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ _NO_TEMPLATE = (
     "the checkpoint has no chat template and none is known for it (a base model?): "
     "encode the bare prompt with --raw (use_template=False), or add chat_template.jinja"
 )
-_CONTENT = "\N{OBJECT REPLACEMENT CHARACTER}spot-content\N{OBJECT REPLACEMENT CHARACTER}"
+_CONTENT = "\N{OBJECT REPLACEMENT CHARACTER}spot-content-{}\N{OBJECT REPLACEMENT CHARACTER}"
+_FIND = re.compile(_CONTENT.replace("{}", "([0-9]+)"))
 
 
 class TextCodec:
@@ -64,7 +65,7 @@ class TextCodec:
         try:
             if use_template and tokenizer.chat_template:
                 codec.encode("a")
-        except Exception as error:  # jinja raises its own and whatever the template divides by
+        except ValueError as error:
             raise ValueError(f"the chat template in {folder} cannot be used: {error}") from error
         return codec
 
@@ -87,36 +88,62 @@ class TextCodec:
         """Return the literal text of one id, special or not; empty for an undefined id."""
         return str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
 
+    @property
+    def has_template(self) -> bool:
+        """Whether text goes into a chat template."""
+        return self._use_template and bool(self.template)
+
+    @property
+    def template(self) -> str:
+        """The chat template; empty where there is none."""
+        return str(self._tokenizer.chat_template or "")
+
     def encode(self, text: str) -> list[int]:
-        """Encode user text inside the chat template; special tokens typed in the text stay ordinary text.
+        """Encode user text inside the chat template, bare where none is to be used; special tokens typed in the text stay ordinary text.
 
         Raises:
             ValueError: if the text is empty, or there is no chat template to put it in.
         """
         if not text.strip():
             raise ValueError("the prompt is empty; give at least one character")
-        if not self._use_template:
-            return self._plain(text)
-        if not self._tokenizer.chat_template:
+        return self.encode_chat([{"role": "user", "content": text}]) if self._use_template else self.encode_bare(text)
+
+    def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> list[int]:
+        """Encode a conversation and the beginning of the answer; special tokens typed in a message stay ordinary text.
+
+        Raises:
+            ValueError: if there is no chat template, or it refuses the conversation.
+        """
+        if not self.has_template:
             raise ValueError(_NO_TEMPLATE)
-        if self._special is None or not self._special.search(text):
-            return self._template_ids(self._render(text))
-        head, _, tail = self._render(_CONTENT).partition(_CONTENT)
-        return self._template_ids(head) + self._plain(text) + self._template_ids(tail)
+        texts = [turn["content"] for turn in conversation]
+        if self._special is None or not any(self._special.search(text) for text in texts):
+            return self.encode_template(self._render(conversation))
+        marked = [{**turn, "content": _CONTENT.replace("{}", str(i))} for i, turn in enumerate(conversation)]
+        ids: list[int] = []
+        for place, piece in enumerate(_FIND.split(self._render(marked))):
+            ids += self.encode_bare(texts[int(piece)]) if place % 2 else self.encode_template(piece)
+        return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens left out."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def _render(self, text: str) -> str:
-        messages = [{"role": "user", "content": text}]
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    def _render(self, conversation: Sequence[Mapping[str, str]]) -> str:
+        turns = [dict(turn) for turn in conversation]
+        try:
+            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # jinja's own, raised by templates that want roles to alternate, and whatever a template divides by
+            raise ValueError(f"the chat template refuses this conversation: {' '.join(str(error).split())[:200]}") from error
 
-    def _template_ids(self, text: str) -> list[int]:
+    def encode_template(self, text: str) -> list[int]:
+        """Encode a piece of a rendered template, in which special tokens are meant."""
         return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
 
-    def _plain(self, text: str) -> list[int]:
-        """Encode piece by piece, the text of every added token cut after its first character, so that none is recognised."""
+    def encode_bare(self, text: str) -> list[int]:
+        """Encode text without a template: piece by piece, the text of every added token cut after its first character, so that none
+        is recognised.
+        """
         cuts = [0, *(m.start() + 1 for m in self._special.finditer(text))] if self._special else [0]
         pieces = [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
         return [i for p in pieces for i in self._tokenizer.encode(p, add_special_tokens=False, split_special_tokens=True)]
