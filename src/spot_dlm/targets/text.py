@@ -117,11 +117,11 @@ class TextCodec:
         if not self.has_template:
             raise ValueError(_NO_TEMPLATE)
         texts = [turn["content"] for turn in conversation]
-        if self._special is None or not any(self._special.search(text) for text in texts):
-            return self.encode_template(self._render(conversation))
+        if not any(self.has_special(text) for text in texts):
+            return self.encode_template(self.render(conversation))
         marked = [{**turn, "content": _CONTENT.replace("{}", str(i))} for i, turn in enumerate(conversation)]
         ids: list[int] = []
-        for place, piece in enumerate(_FIND.split(self._render(marked))):
+        for place, piece in enumerate(_FIND.split(self.render(marked))):
             ids += self.encode_bare(texts[int(piece)]) if place % 2 else self.encode_template(piece)
         return ids
 
@@ -129,12 +129,22 @@ class TextCodec:
         """Return the text of ids, special tokens left out."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def _render(self, conversation: Sequence[Mapping[str, str]]) -> str:
-        turns = [dict(turn) for turn in conversation]
+    def has_special(self, text: str) -> bool:
+        """Whether the text of a special token stands in a text."""
+        return self._special is not None and self._special.search(text) is not None
+
+    def render(self, conversation: Sequence[Mapping[str, str]], answer_begins: bool = True) -> str:
+        """Return a conversation in the chat template, with the beginning of the answer, or else open at its last message.
+
+        Raises:
+            ValueError: if the template refuses it.
+        """
+        turns, end = [dict(turn) for turn in conversation], {"continue_final_message": not answer_begins}
         try:
-            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=answer_begins, **end))
         except Exception as error:  # jinja's own, raised by templates that want roles to alternate, and whatever a template divides by
-            raise ValueError(f"the chat template refuses this conversation: {' '.join(str(error).split())[:200]}") from error
+            roles = ", ".join(turn["role"] for turn in turns)
+            raise ValueError(f"the chat template refuses the roles {roles}: {' '.join(str(error).split())[:200]}") from error
 
     def encode_template(self, text: str) -> list[int]:
         """Encode a piece of a rendered template, in which special tokens are meant."""

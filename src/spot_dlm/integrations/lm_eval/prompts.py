@@ -7,7 +7,6 @@ Example: `prompts.encode(prompts.render([{"role": "user", "content": "Add 1 and 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from spot_dlm.interfaces import Target
 from spot_dlm.targets.text import TextCodec
@@ -37,13 +36,12 @@ class Prompts:
     @classmethod
     def of(cls, target: Target, chat: bool = False) -> "Prompts":
         """Return the prompts of a loaded target."""
-        return cls(getattr(target, "_codec", None), chat)
+        return cls(getattr(target, "codec", None), chat)
 
     @property
     def template(self) -> str:
         """The chat template; empty where there is none."""
-        tokenizer: Any = self._codec._tokenizer
-        return str(tokenizer.chat_template or "")
+        return self._codec.template
 
     @property
     def is_bare(self) -> bool:
@@ -70,24 +68,18 @@ class Prompts:
             ValueError: if the template refuses it.
         """
         self.begin_chat()
-        tokenizer, special = self._codec._tokenizer, self._codec._special
         turns = [dict(turn) for turn in conversation]
-        if special is not None and any(special.search(turn["content"]) for turn in turns):
+        if any(self._codec.has_special(turn["content"]) for turn in turns):
             turns = [turn | {"content": f"{_MARK}{turn['content']}{_MARK}"} for turn in turns]
-        try:
-            text = tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=add_generation_prompt, continue_final_message=not add_generation_prompt
-            )
-        except Exception as error:  # jinja's own, raised by templates that want roles to alternate, and whatever a template divides by
-            roles = ", ".join(turn["role"] for turn in turns)
-            raise ValueError(f"the model's chat template refuses the roles {roles}: {' '.join(str(error).split())}") from error
-        return str(text)
+        return self._codec.render(turns, add_generation_prompt)
 
     def encode(self, context: str) -> list[int]:
         """Return the ids of a request's context: what `render` gave, or bare text."""
         if self._chat:
             return self._codec.encode(context)
         if self.is_bare:
-            return self._codec._plain(context)
+            return self._codec.encode_bare(context)
         pieces = context.split(_MARK)
-        return [i for n, piece in enumerate(pieces) for i in (self._codec._plain(piece) if n % 2 else self._codec._template_ids(piece))]
+        return [
+            i for n, piece in enumerate(pieces) for i in (self._codec.encode_bare(piece) if n % 2 else self._codec.encode_template(piece))
+        ]
