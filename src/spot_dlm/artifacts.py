@@ -40,6 +40,8 @@ def provenance(spec: TargetSpec | None = None, command: str = "") -> dict[str, A
             "vocab_size": spec.vocab_size,
             "dtype": spec.dtype,
         }
+        more = {"architecture": spec.architecture, "model_hash": spec.model_hash, "tokenizer_hash": spec.tokenizer_hash}
+        about["target"] |= {name: value for name, value in more.items() if value}
     return about
 
 

@@ -53,6 +53,12 @@ class TargetSpec:
     """Whether a block begins with the token that the last pass over the block before predicts (`SeededTarget`)."""
     invisible_id: int | None = None
     """A token that is not seen from later blocks and takes no position there (dllm's bd3lm: the padding token)."""
+    architecture: str = ""
+    """What config.json calls the class of the model, for provenance."""
+    model_hash: str = ""
+    """Short hash of config and weights without the tokenizer; empty where it is not known."""
+    tokenizer_hash: str = ""
+    """Short hash of the texts of all ids; empty where there is no tokenizer."""
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,17 @@ for N - 1 nodes. A file holds one graph for every setting. Knows nothing of trac
 Example: `read_graphs(Path("graph.json")).find("standard", sampled=False, coupled=True, block_length=16).nodes[0]` is `((1, 1),)`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, no_type_check
 
 import numpy as np
+import torch
 from jaxtyping import Int64
 from numba import njit
+from torch import Tensor
 
 from spot_dlm.artifacts import read_json, write_json
 
@@ -163,9 +166,9 @@ class GraphTable:
         return self.graphs[min(found, key=distance)]
 
 
-def write_graphs(path: Path, table: GraphTable) -> None:
-    """Write a table of graphs whole or not at all."""
-    rows = [
+def graph_rows(table: GraphTable) -> list[dict[str, Any]]:
+    """Return a table as rows of plain values."""
+    return [
         {
             "rule": key.rule,
             "sampled": key.sampled,
@@ -177,7 +180,23 @@ def write_graphs(path: Path, table: GraphTable) -> None:
         }
         for key, graph in table.graphs.items()
     ]
-    write_json(path, {"format": FORMAT, **table.about, "graphs": rows}, indent=None)
+
+
+def write_graphs(path: Path, table: GraphTable) -> None:
+    """Write a table of graphs whole or not at all."""
+    write_json(path, {"format": FORMAT, **table.about, "graphs": graph_rows(table)}, indent=None)
+
+
+def split_pairs(nodes: Sequence[Node]) -> tuple[Int64[Tensor, "P 2"], Int64[Tensor, " n"]]:
+    """Return the pairs of all nodes one after the other, and how many each node has."""
+    pairs = torch.tensor([pair for node in nodes for pair in node], dtype=torch.int64).reshape(-1, 2)
+    return pairs, torch.tensor([len(node) for node in nodes], dtype=torch.int64)
+
+
+def join_pairs(pairs: Tensor, lengths: Tensor) -> list[list[list[int]]]:
+    """Return nodes from their pairs; what does not fit is left to the check of the rows (`table_of`)."""
+    ends = lengths.cumsum(0).tolist()
+    return [pairs[end - length : end].tolist() for end, length in zip(ends, lengths.tolist(), strict=True)]
 
 
 def read_graphs(path: Path) -> GraphTable:
@@ -187,7 +206,15 @@ def read_graphs(path: Path) -> GraphTable:
         ValueError: in one line, if the file is missing, damaged, of another format or holds an impossible graph.
     """
     document = read_json(path, FORMAT)
-    rows = document.pop("graphs", None)
+    return table_of(document.pop("graphs", None), document, path)
+
+
+def table_of(rows: Any, about: dict[str, Any], path: Path) -> GraphTable:
+    """Return checked rows as a table; `path` is named in messages.
+
+    Raises:
+        ValueError: in one line, if a row is damaged or an impossible graph.
+    """
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"{path}: damaged: no list of graphs")
     graphs: dict[GraphKey, RankGraph] = {}
@@ -206,7 +233,7 @@ def read_graphs(path: Path) -> GraphTable:
             raise ValueError(f"{path}: damaged: graph {number} has no {error}") from error
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: damaged: graph {number}: {error}") from error
-    return GraphTable(graphs, {k: v for k, v in document.items() if k != "format"})
+    return GraphTable(graphs, {k: v for k, v in about.items() if k != "format"})
 
 
 def _typed(row: dict[str, Any], name: str, kind: type) -> Any:

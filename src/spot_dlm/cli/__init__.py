@@ -22,6 +22,7 @@ from spot_dlm.cli.bench import app as bench
 from spot_dlm.cli.calibrate import calibrate
 from spot_dlm.cli.demo import demo
 from spot_dlm.cli.doctor import doctor
+from spot_dlm.cli.drafter import app as drafter
 from spot_dlm.cli.evaluate import evaluate
 from spot_dlm.cli.generate import generate
 from spot_dlm.cli.info import info
@@ -56,6 +57,7 @@ for _command, _summary in (
     (analyze, "Measure on traces what is known in advance: tokens, order, ties."),
 ):
     app.command("eval" if _command is evaluate else None, short_help=_summary)(_command)
+app.add_typer(drafter, name="drafter", short_help="Show, save and publish fitted drafters.")
 app.add_typer(bench, name="bench", short_help="Measure passes saved, and accuracy against speed.")
 
 

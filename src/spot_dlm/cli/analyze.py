@@ -15,6 +15,7 @@ from rich.table import Table
 from spot_dlm.analyze import Scorer, figure, scorer_of
 from spot_dlm.analyze import analyze as analyze_traces
 from spot_dlm.artifacts import provenance, replace_file, write_json
+from spot_dlm.cli import options as o
 from spot_dlm.cli.show import COMMAND, stderr_console
 from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters.registry import SHIPPED_MODELS
@@ -28,7 +29,8 @@ def analyze(
         list[Path] | None,
         typer.Option(
             "--drafter-file",
-            metavar="DIR",
+            metavar="DIR|ID",
+            callback=o.located,
             help="Trained drafter to judge too (spot train). Repeatable; default: those of the shipped model where the traces are its own.",
         ),
     ] = None,

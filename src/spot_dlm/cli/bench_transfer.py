@@ -40,7 +40,8 @@ def transfer(
         typer.Option("--prompts", metavar="FILE", help="JSONL prompts to fit on; without it only what DIR holds is compared."),
     ] = None,
     drafter_file: Annotated[
-        Path, typer.Option("--drafter-file", metavar="DRAFTER", help="The drafter under test; default: the shipped one.")
+        Path,
+        typer.Option("--drafter-file", metavar="DIR|ID", callback=o.located, help="The drafter under test; default: the shipped one."),
     ] = SHIPPED_MODELS[0],
     steps: Annotated[
         int, typer.Option("--steps", help="Training steps of the drafter fitted on each target, from the weights under test; 0: none.")

@@ -97,7 +97,7 @@ def evaluate(
     named = graded_lines(task or GRADED_TASKS, split, limit, say)
     check_overrides([line for _, line in named], sampler)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
-    guess = o.open_drafter(drafter, target.spec, files, say)
+    guess = o.open_drafter(drafter, target.spec, files, say, [params])
     questions = []
     for name, line in named:
         job = prepare(target, line, params)

@@ -109,7 +109,7 @@ def generate(
     lines = _prompt_lines(prompt, prompts, console)
     check_overrides(lines, sampler)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
-    guess = o.open_drafter(drafter, target.spec, files, lambda text: console.print(f"spot: {text}", highlight=False))
+    guess = o.open_drafter(drafter, target.spec, files, lambda text: console.print(f"spot: {text}", highlight=False), [params])
     jobs = [prepare(target, line, params) for line in lines]
     settings = provenance(target, params) | {"drafter": guess.name, "nodes": params.nodes, "raw": raw, "strict": strict}
     with ExitStack() as stack:

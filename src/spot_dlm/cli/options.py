@@ -4,7 +4,7 @@ Knows nothing of what the commands do. Example: `target = open_target("shipped",
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -13,9 +13,10 @@ import torch
 import typer
 
 from spot_dlm.batch import MAX_REQUESTS
-from spot_dlm.drafter_files import load_order_model
+from spot_dlm.drafter_files import read_config
 from spot_dlm.drafters import AUTO, CALIBRATED, DRAFTERS, Calibrated, Order, build_drafter, is_foreign
 from spot_dlm.growth import is_compiled
+from spot_dlm.integrations.hub import find_drafter
 from spot_dlm.interfaces import MAX_NODES, DecodeParams, Drafter, Stop, Target, TargetSpec
 from spot_dlm.presets import SAMPLERS, parse_sampler
 from spot_dlm.rules import ALLOWED, parse_rule
@@ -55,15 +56,34 @@ CacheName = Annotated[
 ]
 DrafterName = Annotated[str, typer.Option("--drafter", help=_DRAFTER_HELP)]
 DrafterNames = Annotated[list[str], typer.Option("--drafter", help=f"{_DRAFTER_HELP} Repeatable; 'all' = those for every rule.")]
+
+
+def located(place: Path | list[Path] | None) -> Any:
+    """Return where drafters are, those given as hub ids after fetching them (the callback of options that name drafters)."""
+    return [find_drafter(one) for one in place] if isinstance(place, list) else None if place is None else find_drafter(place)
+
+
 Graph = Annotated[
     Path | None,
-    typer.Option("--graph", metavar="FILE", help="Graph of the calibrated drafters (spot calibrate); default: the shipped model's."),
+    typer.Option(
+        "--graph",
+        metavar="FILE",
+        callback=located,
+        help="Graphs of the calibrated drafters: a file (spot calibrate), folder or hub id; default: the shipped model's.",
+    ),
 ]
 DrafterFile = Annotated[
     Path | None,
-    typer.Option("--drafter-file", metavar="DIR", help="Trained drafter for order and linear (spot train); default: the shipped model's."),
+    typer.Option(
+        "--drafter-file",
+        metavar="DIR|ID",
+        callback=located,
+        help="Fitted drafter: a folder (spot train) or hub id (owner/name[@revision]); default: the shipped model's.",
+    ),
 ]
-Transfer = Annotated[bool, typer.Option("--transfer", help="Use a drafter that was fitted on another model.")]
+Transfer = Annotated[
+    bool, typer.Option("--transfer", help="Use a drafter that was fitted on another model, with another tokenizer or for another rule.")
+]
 Nodes = Annotated[str, typer.Option("--nodes", metavar="N|auto", help=_NODES_HELP)]
 NodesList = Annotated[list[str], typer.Option("--nodes", metavar="N|auto", help=f"{_NODES_HELP} Repeatable.")]
 Rule = Annotated[str, typer.Option("--rule", help=_RULE_HELP)]
@@ -177,13 +197,16 @@ def once(say: Callable[[str], None]) -> Callable[[str], None]:
     return tell
 
 
-def open_drafter(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable[[str], None]) -> Drafter:
-    """Build a drafter for a target, and say so where it was fitted on another.
+def open_drafter(
+    name: str, spec: TargetSpec, files: DrafterFiles, say: Callable[[str], None], params: Sequence[DecodeParams] = ()
+) -> Drafter:
+    """Build a drafter for a target, and say so where it was fitted on another; `params` are how it will be decoded.
 
     Raises:
         ValueError: for an unknown name, a damaged file, or a foreign drafter without --transfer.
     """
-    drafter = build_drafter(name, graph=files.graph, file=files.file, spec=spec, transfer=files.transfer)
+    for one in params or (None,):
+        drafter = build_drafter(name, graph=files.graph, file=files.file, spec=spec, transfer=files.transfer, params=one)
     if isinstance(drafter, Order | Calibrated) and not is_compiled():
         say("compiling the drafter for this machine, once: about 20 seconds more before the first answer")
     if is_foreign(drafter, spec):
@@ -193,7 +216,7 @@ def open_drafter(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable
 
 def is_left_out(name: str, spec: TargetSpec, files: DrafterFiles, say: Callable[[str], None]) -> bool:
     """Whether 'all' does not stand for a drafter because it was fitted on another target; says so."""
-    if files.file is not None and name in ("order", "linear") and load_order_model(files.file).model.config.kind != name:
+    if files.file is not None and name in ("order", "linear") and read_config(files.file)["kind"] != name:
         say(f"{name} is left out: --drafter-file holds a drafter of the other kind")
         return True
     drafter = build_drafter(name, graph=files.graph, file=files.file)

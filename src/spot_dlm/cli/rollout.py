@@ -109,7 +109,7 @@ def rollout(
     check_overrides(lines, sampler)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
     Recording(target.spec, params, raw_logprobs)  # what cannot be recorded shows before anything is decoded
-    guess = o.open_drafter(drafter, target.spec, files, say)
+    guess = o.open_drafter(drafter, target.spec, files, say, [params])
     jobs = [prepare(target, line, params) for line in lines]
     settings = provenance(target, params) | {
         "drafter": guess.name, "nodes": params.nodes, "raw": raw, "strict": strict, "rollouts": FORMAT, "logprobs": LOGPROBS,

@@ -55,7 +55,8 @@ def trace(
         Path | None,
         typer.Option(
             "--drafter-file",
-            metavar="DIR",
+            metavar="DIR|ID",
+            callback=o.located,
             help="Record by speculative decoding with this drafter ('spot train'): same steps, "
             "and what its passes show of the effects of commits, which training makes use of.",
         ),

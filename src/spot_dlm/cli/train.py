@@ -35,7 +35,10 @@ def train(
     traces: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of finished traces ('spot trace').")],
     out: Annotated[Path, typer.Option("--out", metavar="DRAFTER", help="Folder of the drafter; a second run continues it.")],
     start: Annotated[
-        Path | None, typer.Option("--from", metavar="DRAFTER", help="Begin with the weights of this drafter (fine-tuning), not with none.")
+        Path | None,
+        typer.Option(
+            "--from", metavar="DIR|ID", callback=o.located, help="Begin with the weights of this drafter (fine-tuning), not with none."
+        ),
     ] = None,
     kind: Annotated[str, typer.Option("--kind", help="'order': the network; 'linear': one weight per feature.")] = "order",
     steps: Annotated[int | None, typer.Option("--steps", help=f"Optimizer steps; default: {_DEFAULT_STEPS}.")] = None,

@@ -144,7 +144,7 @@ def verify(
 
     say = o.once(lambda text: console.print(f"spot: {text}", highlight=False))
     everywhere = [n for n in dict.fromkeys(names) if n in drafter or not o.is_left_out(n, target.spec, files, say)]
-    built = [o.open_drafter(n, target.spec, files, say) for n in everywhere]
+    built = [o.open_drafter(n, target.spec, files, say, grid) for n in everywhere]
     drafters = list({d.name: d for d in built}.values())
     jobs = [prepare(target, line, params) for line in lines for params in reference_grid]
     jobs = list({(j.line.index, j.params): j for j in jobs}.values())

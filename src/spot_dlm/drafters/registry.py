@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spot_dlm.drafter_files import load_order_model
+from spot_dlm import drafter_files
+from spot_dlm.drafter_files import load_graphs, load_order_model, read_config, trained_rules
 from spot_dlm.drafters.calibrated import Calibrated
 from spot_dlm.drafters.chain import Chain
 from spot_dlm.drafters.left_to_right import LeftToRight
 from spot_dlm.drafters.order import Order
 from spot_dlm.drafters.root import Root
-from spot_dlm.interfaces import Drafter, TargetSpec
-from spot_dlm.rank_graph import read_graphs
+from spot_dlm.interfaces import DecodeParams, Drafter, TargetSpec
+from spot_dlm.rules import describe
 
 _SHIPPED = Path(__file__).parents[1] / "shipped"
 SHIPPED_GRAPH = _SHIPPED / "graph.json"
@@ -38,7 +39,11 @@ class _Files:
 
 
 def _calibrated(pruned: bool, coupled: bool) -> Callable[[_Files], Drafter]:
-    return lambda files: Calibrated(read_graphs(files.graph or SHIPPED_GRAPH), pruned, coupled)
+    def build(files: _Files) -> Drafter:
+        own = files.file if files.file is not None and read_config(files.file)["kind"] == drafter_files.CALIBRATED else None
+        return Calibrated(load_graphs(files.graph or own or SHIPPED_GRAPH), pruned, coupled)
+
+    return build
 
 
 def _order(kind: str) -> Callable[[_Files], Drafter]:
@@ -71,35 +76,71 @@ FITTED = ("order", "linear", *CALIBRATED)
 
 
 def build_drafter(
-    name: str, *, graph: Path | None = None, file: Path | None = None, spec: TargetSpec | None = None, transfer: bool = False
+    name: str,
+    *,
+    graph: Path | None = None,
+    file: Path | None = None,
+    spec: TargetSpec | None = None,
+    transfer: bool = False,
+    params: DecodeParams | None = None,
 ) -> Drafter:
     """Build a drafter by name.
 
     Args:
-        name: one of DRAFTERS, or "auto".
-        graph: file of calibrated graphs ('spot calibrate'); None takes the one of the shipped target.
-        file: folder of a trained order model ('spot train'); None takes the one of the shipped target.
+        name: one of DRAFTERS, or "auto", which takes the kind that `file` holds.
+        graph: calibrated graphs, the file of 'spot calibrate' or a folder; None takes those of the shipped target.
+        file: folder of a fitted drafter ('spot train', 'spot drafter save'); None takes the one of the shipped target.
         spec: the target it will draft for; None skips the check of its origin.
-        transfer: use it even if it was fitted on another target.
+        transfer: use it even if it was fitted on another target, tokenizer or preset.
+        params: how it will be decoded, for the check of a `file`'s preset; None skips it.
 
     Raises:
-        ValueError: naming the known drafters, what is wrong with the file, or both targets where they differ.
+        ValueError: naming the known drafters, what is wrong with the file, or what differs (target, tokenizer, preset), with both values.
     """
     if name == AUTO:
-        drafter = build_drafter("order", file=file)
-        if file is None and spec is not None and spec.fingerprint != origin(drafter):
+        if file is not None:
+            name = str(read_config(file)["kind"])
+        elif spec is not None and spec.fingerprint != origin(build_drafter("order")):
             return build_drafter("chain")
-        name = "order"
+        else:
+            name = "order"
     if name not in DRAFTERS:
         raise ValueError(f"drafter={name!r} is unknown; choose one of {', '.join((AUTO, *DRAFTERS))}")
     drafter = DRAFTERS[name](_Files(graph, file))
-    if spec is not None and not transfer and is_foreign(drafter, spec):
-        theirs = (_about(drafter).get("target") or {}).get("name", "?")
+    found = [] if spec is None or transfer else differences(drafter, spec, None if file is None else params)
+    if found:
         raise ValueError(
-            f"drafter {name} was fitted on target {origin(drafter)} ({theirs}), this one is {spec.fingerprint} ({spec.name}); answers "
-            "would be the same, but it may guess badly: give --transfer to use it all the same"
+            f"drafter {name} does not belong here: {'; '.join(found)}; answers would be the same, but it may guess badly: "
+            "give --transfer to use it all the same"
         )
     return drafter
+
+
+def differences(drafter: Drafter, spec: TargetSpec, params: DecodeParams | None = None) -> list[str]:
+    """Return what a fitted drafter was made for that is not so here, each with both values: target, tokenizer, preset.
+
+    The fingerprint of a target covers its tokenizer; where model and tokenizer have hashes of their own, these decide which it is.
+    """
+    about = _about(drafter)
+    if not about:
+        return []
+    known = about.get("target") or {}
+    found, model = [], known.get("model_hash", "")
+    theirs, ours = known.get("tokenizer_hash", ""), spec.tokenizer_hash
+    other_tokenizer = bool(theirs and ours) and theirs != ours
+    same_model = bool(model and theirs and ours) and model == spec.model_hash
+    if not same_model and known.get("fingerprint", "") != spec.fingerprint:
+        found.append(f"it was fitted on target {known.get('fingerprint', '')} ({known.get('name', '?')}), this one is {_named(spec)}")
+    if other_tokenizer:
+        found.append(f"it was fitted with tokenizer {theirs}, this one is {ours}")
+    rules = [] if params is None or about.get("kind") == drafter_files.CALIBRATED else trained_rules(about)
+    if params is not None and rules and describe(params.rule) not in rules:
+        found.append(f"it was fitted for preset {' | '.join(rules)}, this one is {describe(params.rule)}")
+    return found
+
+
+def _named(spec: TargetSpec) -> str:
+    return f"{spec.fingerprint} ({spec.name})"
 
 
 def _about(drafter: Drafter) -> dict[str, Any]:
@@ -115,5 +156,5 @@ def origin(drafter: Drafter) -> str | None:
 
 
 def is_foreign(drafter: Drafter, spec: TargetSpec) -> bool:
-    """Whether a fitted drafter belongs to another target."""
-    return origin(drafter) not in (None, spec.fingerprint)
+    """Whether a fitted drafter belongs to another target or tokenizer."""
+    return bool(differences(drafter, spec))

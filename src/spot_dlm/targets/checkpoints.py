@@ -64,10 +64,10 @@ def read_json(path: Path, model: str) -> dict[str, Any]:
     return parsed
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, with_tokenizer: bool = True) -> str:
     """Hash config.json, and of the tokenizer and every weights file the size and samples spread over it (all would be gigabytes)."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("tokenizer.json")]):
+    for path in sorted([*folder.glob("*.safetensors"), *(folder.glob("tokenizer.json") if with_tokenizer else ())]):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:

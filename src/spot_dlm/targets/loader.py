@@ -70,28 +70,78 @@ def load_target(
     place = torch.device(device or default_device)
     number = _dtype(dtype, config, place)
     host = load_host(folder, config, row, number).to(place)
-    mask = mask_token(config, codec, row, model).value if mask_token_id is None else mask_token_id
+    return build_target(
+        host,
+        config,
+        row,
+        codec,
+        name=model,
+        end_ids=end_tokens(folder, config, row).values if stop_ids is None else frozenset(stop_ids),
+        block_length=block_length,
+        mask_token_id=mask_token_id,
+        pad_token_id=pad_token_id,
+        right_shift=right_shift,
+        padded_rows=padded_rows,
+        cache=cache,
+        hashes=(fingerprint(folder), fingerprint(folder, with_tokenizer=False)),
+    )
+
+
+def build_target(
+    host: Any,
+    config: dict[str, Any],
+    row: Family,
+    codec: TextCodec | None,
+    *,
+    name: str,
+    end_ids: frozenset[int],
+    hashes: tuple[str, str],
+    block_length: int | None = None,
+    mask_token_id: int | None = None,
+    pad_token_id: int | None = None,
+    right_shift: bool = False,
+    padded_rows: int = 1,
+    cache: str = "exact",
+    shared: bool = False,
+) -> LoadedTarget:
+    """Make a target of a loaded native model; arguments as in `load_target`.
+
+    Args:
+        host: the model, on its device and in its number format.
+        config: the vendor's config.json, or what it came to be.
+        row: the family's row.
+        codec: text in and out; None: token ids only.
+        name: for provenance and messages; block lengths may be read from it.
+        end_ids: end tokens.
+        hashes: of the checkpoint with and without its tokenizer.
+        shared: the host lives on and shares its weights (`read_weights`).
+
+    Raises:
+        ValueError: saying what does not fit.
+    """
+    mask = mask_token(config, codec, row, name).value if mask_token_id is None else mask_token_id
     vocab_size = host.config.vocab_size
-    ends = end_tokens(folder, config, row).values if stop_ids is None else frozenset(stop_ids)
-    for name, value in (("mask_token_id", mask), *(("end token", i) for i in sorted(ends))):
+    for what, value in (("mask_token_id", mask), *(("end token", i) for i in sorted(end_ids))):
         if not 0 <= value < vocab_size:
-            raise ValueError(f"{model}: {name} {value} lies outside the vocabulary of {vocab_size}")
-    _check_cache(cache, row, right_shift, model)
-    length = stated_length(config, row, model).value if block_length is None else block_length
+            raise ValueError(f"{name}: {what} {value} lies outside the vocabulary of {vocab_size}")
+    _check_cache(cache, row, right_shift, name)
+    length = stated_length(config, row, name).value if block_length is None else block_length
     if length < 1:
         raise ValueError(f"block_length={length} must be at least 1")
+    stated = config.get("architectures")
+    embedding = host.get_input_embeddings().weight
     spec = TargetSpec(
-        name=model,
+        name=name,
         family=row.name,
         block_length=length,
         vocab_size=vocab_size,
         mask_token_id=mask,
-        stop_ids=ends,
+        stop_ids=end_ids,
         max_length=int(host.config.max_position_embeddings),
-        device=place,
-        dtype=str(number).removeprefix("torch."),
+        device=embedding.device,
+        dtype=str(embedding.dtype).removeprefix("torch."),
         num_parameters=sum(p.numel() for p in host.parameters()),
-        fingerprint=fingerprint(folder) + ("" if cache == "exact" else f"-{cache}"),
+        fingerprint=hashes[0] + ("" if cache == "exact" else f"-{cache}"),
         crosses=row.attention == "block_causal" and row.shift == "none" and not right_shift,
         blocks=row.blocks,
         cuts_last_block=row.cuts_last_block,
@@ -99,10 +149,13 @@ def load_target(
         cache=cache,
         seeds=row.needs_seed,
         invisible_id=_pad_token_id(config, pad_token_id) if row.hides_padding else None,
+        architecture=str(stated[0]) if isinstance(stated, list) and stated else "",
+        model_hash=hashes[1] + ("" if cache == "exact" else f"-{cache}"),
+        tokenizer_hash="" if codec is None else codec.fingerprint,
     )
     if right_shift and row.name not in ("a2d", "bd3lm"):
-        raise ValueError(f"{model}: right_shift is for A2D checkpoints; family {row.name} has shift {row.shift!r}")
-    weights = read_encoder(host) if row.encoder else read_weights(host, row.rotary_float32)
+        raise ValueError(f"{name}: right_shift is for A2D checkpoints; family {row.name} has shift {row.shift!r}")
+    weights = read_encoder(host) if row.encoder else read_weights(host, row.rotary_float32, shared)
     target = _build(row, weights, spec, codec, padded_rows, right_shift)
     start = target.prefill(np.zeros(length, dtype=np.int64), length)
     target.evaluate(start, np.full((1, length), MASKED))  # loads compiled code and libraries, which no decoding should pay for

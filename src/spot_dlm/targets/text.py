@@ -3,6 +3,7 @@
 Knows nothing of weights. Example: `TextCodec.read(folder).encode("Write <|MASK|> twice")` has no mask id.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,12 @@ class TextCodec:
     def defined_ids(self) -> set[int]:
         """Ids that have a text."""
         return set(self._tokenizer.get_vocab().values())
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash of the texts of all ids: equal for tokenizers that agree on them, whatever files they came from."""
+        vocabulary = sorted((i, text) for text, i in self._tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
     def fitting(self, templates: Sequence[str]) -> str | None:
         """Return the first template whose special tokens are tokens here."""

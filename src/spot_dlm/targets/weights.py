@@ -146,12 +146,13 @@ def check_rotary(rope_type: str) -> None:
         raise ValueError(f"rope_type={rope_type!r} is not supported: angles would depend on the length of the text")
 
 
-def read_weights(host: Any, rotary_float32: bool = False) -> Weights:
+def read_weights(host: Any, rotary_float32: bool = False, shared: bool = False) -> Weights:
     """Take a native causal language model apart; its own layers are given up, so that no weight stays twice.
 
     Args:
         host: a loaded Llama, Qwen2, Qwen3, Qwen3Moe or Glm4Moe model.
         rotary_float32: turn heads in float32 whatever the number format (LLaDA).
+        shared: let the host live on: what is joined here becomes the storage of its weights, where the layout allows that.
 
     Raises:
         ValueError: if its activation is not silu or its rotary angles change with the length.
@@ -162,10 +163,10 @@ def read_weights(host: Any, rotary_float32: bool = False) -> Weights:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     order = _head_order(2 * len(body.rotary_emb.inv_freq), head_dim)
     return Weights(
-        layers=list(_layers(body.layers, order.to(embedding.device), float(config.rms_norm_eps))),
+        layers=list(_layers(body.layers, order.to(embedding.device), float(config.rms_norm_eps), shared)),
         embedding=embedding,
         norm=RmsNorm(body.norm.weight.detach(), float(config.rms_norm_eps)),
-        head=joined([host.lm_head]),
+        head=joined([host.lm_head], shared and host.lm_head.weight is not body.embed_tokens.weight),
         rotary=(RotaryTable(body.rotary_emb, head_dim, embedding[:1].float() if rotary_float32 else embedding),),
         eps=float(config.rms_norm_eps),
         heads=config.num_attention_heads,
@@ -175,18 +176,20 @@ def read_weights(host: Any, rotary_float32: bool = False) -> Weights:
     )
 
 
-def _layers(layers: Any, order: Int64[Tensor, " D"], eps: float) -> Iterator[Layer]:
+def _layers(layers: Any, order: Int64[Tensor, " D"], eps: float, shared: bool) -> Iterator[Layer]:
     for index, layer in enumerate(layers):
         attention = layer.self_attn
+        turned = not torch.equal(order, torch.arange(len(order), device=order.device))  # in another order, which the host cannot use
         yield Layer(
             input_norm=RmsNorm(layer.input_layernorm.weight.detach(), eps),
-            qkv=_ordered(joined([attention.q_proj, attention.k_proj, attention.v_proj]), attention, order),
+            qkv=_ordered(joined([attention.q_proj, attention.k_proj, attention.v_proj], shared and not turned), attention, order),
             head_norms=_head_norms(attention, order),
-            output=joined([attention.o_proj]),
+            output=joined([attention.o_proj], shared),
             mlp_norm=RmsNorm(layer.post_attention_layernorm.weight.detach(), eps),
-            feed_forward=_experts(layer.mlp) if hasattr(layer.mlp, "experts") else _dense(layer.mlp),
+            feed_forward=_experts(layer.mlp, shared) if hasattr(layer.mlp, "experts") else _dense(layer.mlp, shared),
         )
-        layers[index] = nn.Identity()
+        if not shared:
+            layers[index] = nn.Identity()
 
 
 def _head_order(turned: int, head_dim: int) -> Int64[Tensor, " D"]:
@@ -219,13 +222,13 @@ def _head_norms(attention: Any, order: Int64[Tensor, " D"]) -> Float[Tensor, "h 
     return torch.cat(norms)[:, order]
 
 
-def _dense(mlp: Any) -> Dense:
-    return Dense(joined([mlp.gate_proj, mlp.up_proj]), joined([mlp.down_proj]))
+def _dense(mlp: Any, shared: bool) -> Dense:
+    return Dense(joined([mlp.gate_proj, mlp.up_proj], shared), joined([mlp.down_proj], shared))
 
 
-def _experts(mlp: Any) -> Experts:
+def _experts(mlp: Any, shared: bool) -> Experts:
     """Take a mixture apart: Glm4Moe's, whose gate has a bias for the choice, or Qwen3Moe's."""
-    gate, shared = mlp.gate, getattr(mlp, "shared_experts", None)
+    gate, always = mlp.gate, getattr(mlp, "shared_experts", None)
     router: SoftmaxRouter | SigmoidRouter
     if hasattr(gate, "e_score_correction_bias"):
         router = SigmoidRouter(
@@ -239,9 +242,11 @@ def _experts(mlp: Any) -> Experts:
         )
     else:
         router = SoftmaxRouter(_gate(gate.weight.detach()), len(gate.weight), gate.top_k, bool(gate.norm_topk_prob))
-    pairs = zip(*(_transposed(part.detach()).unbind() for part in (mlp.experts.gate_up_proj, mlp.experts.down_proj)), strict=True)
-    experts = [Dense(Linear(gate_up, None), Linear(down, None)) for gate_up, down in pairs]
-    return Experts(router, experts, None if shared is None else _dense(shared))
+    pairs = [_transposed(part.detach()) for part in (mlp.experts.gate_up_proj, mlp.experts.down_proj)]
+    if shared:
+        mlp.experts.gate_up_proj.data, mlp.experts.down_proj.data = (part.transpose(-1, -2) for part in pairs)
+    experts = [Dense(Linear(gate_up, None), Linear(down, None)) for gate_up, down in zip(*(p.unbind() for p in pairs), strict=True)]
+    return Experts(router, experts, None if always is None else _dense(always, shared))
 
 
 def _gate(weight: Float[Tensor, "n E"]) -> Linear:
@@ -249,15 +254,19 @@ def _gate(weight: Float[Tensor, "n E"]) -> Linear:
     return Linear(_transposed(nn.functional.pad(weight, (0, 0, 0, max(0, least_columns(weight.device) - len(weight))))), None)
 
 
-def joined(parts: Sequence[nn.Linear]) -> Linear:
-    """Return layers that read the same input as one product."""
+def joined(parts: Sequence[nn.Linear], shared: bool = False) -> Linear:
+    """Return layers that read the same input as one product; `shared`: they go on with parts of its matrix as their weights."""
     weights = [part.weight.detach() for part in parts]
     biases = [part.bias for part in parts]
     if all(bias is None for bias in biases):
         bias = None
     else:
         bias = torch.cat([w.new_zeros(len(w)) if b is None else b.detach() for w, b in zip(weights, biases, strict=True)])
-    return Linear(_transposed(torch.cat(weights) if len(weights) > 1 else weights[0]), bias)
+    matrix = _transposed(torch.cat(weights) if len(weights) > 1 else weights[0])
+    if shared:
+        for part, own in zip(parts, matrix.split([len(w) for w in weights], dim=1), strict=True):
+            part.weight.data = own.T
+    return Linear(matrix, bias)
 
 
 def _transposed(weight: Float[Tensor, "... N K"]) -> Float[Tensor, "... K N"]:
