@@ -53,7 +53,7 @@ class _Handler(BaseHTTPRequestHandler):
             asked = json.loads(body)
             repo = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
             if repo in self.hub.repos:
-                self._json({"error": "You already created this model repo"}, 409)
+                self._json({"error": "You already created this model repo", "url": f"{self.hub.url}/{repo}"}, 409)
                 return
             self.hub.repos[repo] = {}
             if asked.get("private") or asked.get("visibility") == "private":

@@ -102,9 +102,10 @@ def _use(about: Mapping[str, Any], name: str) -> str:
 def _origin_rows(about: Mapping[str, Any]) -> list[list[object]]:
     target, hashes = about.get("target") or {}, about.get("hashes") or {}
     settings = about.get("trace_settings") or []
+    known: list[list[object]] = [[f"hash of {kind}", f"`{value}`"] for kind, value in hashes.items()]
     rows: list[list[object]] = [
         ["target", f"`{target.get('name', '?')}` (family {target.get('family', '?')}, {target.get('dtype', '?')})"],
-        *([f"hash of {kind}", f"`{value}`"] for kind, value in hashes.items()),
+        *known,
         ["rules", ", ".join(f"`{rule}`" for rule in trained_rules(about)) or "not stated"],
         ["temperatures", ", ".join(sorted({f"{s['temperature']:g}" for s in settings if "temperature" in s})) or "not stated"],
         ["block lengths", ", ".join(map(str, sorted({s["block_length"] for s in settings if s.get("block_length")}))) or "not stated"],
