@@ -13,7 +13,7 @@ from trace_toys import random_model, saved_model
 
 from spot_dlm.cli import main
 from spot_dlm.drafters.registry import SHIPPED_MODELS
-from spot_dlm.integrations.hub import FILES, find_drafter, push_drafter
+from spot_dlm.hub import FILES, find_drafter, push_drafter
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from spot_dlm.budget import Budget
+from spot_dlm.canvas import Canvas
 from spot_dlm.cli import options as o
-from spot_dlm.cli.canvas import Canvas
 from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
 from spot_dlm.decode import automatic_budget, decode_steps, generate
 from spot_dlm.drafters import build_drafter

@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from spot_dlm.artifacts import replace_file
+from spot_dlm.card import card, read_results
 from spot_dlm.cli import options as o
 from spot_dlm.drafter_files import FORMAT, load_fitted, read_config, save_fitted, trained_rules
 from spot_dlm.drafters.registry import SHIPPED_MODELS
-from spot_dlm.integrations.card import card, read_results
-from spot_dlm.integrations.hub import CARD, push_drafter
+from spot_dlm.hub import CARD, push_drafter
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, save and publish fitted drafters.")
 

@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 
 from spot_dlm.batch import MAX_REQUESTS, Failed, Request, decode_batch
+from spot_dlm.canvas import Canvas
 from spot_dlm.cli import options as o
-from spot_dlm.cli.canvas import Canvas
 from spot_dlm.cli.jsonl import PromptLine, ResultFile, read_prompts
 from spot_dlm.cli.show import one_line, progress_bar, provenance, stats_table, stderr_console
 from spot_dlm.drafters import build_drafter

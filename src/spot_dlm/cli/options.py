@@ -16,7 +16,7 @@ from spot_dlm.batch import MAX_REQUESTS
 from spot_dlm.drafter_files import read_config
 from spot_dlm.drafters import AUTO, CALIBRATED, DRAFTERS, Calibrated, Order, build_drafter, is_foreign
 from spot_dlm.growth import is_compiled
-from spot_dlm.integrations.hub import find_drafter
+from spot_dlm.hub import find_drafter
 from spot_dlm.interfaces import MAX_NODES, DecodeParams, Drafter, Stop, Target, TargetSpec
 from spot_dlm.presets import SAMPLERS, parse_sampler
 from spot_dlm.rules import ALLOWED, parse_rule
