@@ -48,7 +48,12 @@ def test_without_the_thread_nothing_is_well() -> None:
     assert answer.status_code == 503 and answer.headers["retry-after"] == "10"
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/docs", "/metrics/x", "/v1/completions/"])
+def test_passes_are_shown_in_streams_only() -> None:
+    answer = send("POST", "/v1/completions", json={"model": "toy", "prompt": [1], "spot": {"return_passes": True}})
+    assert answer.status_code == 400 and answer.json()["error"]["message"] == "spot.return_passes: only with stream"
+
+
+@pytest.mark.parametrize("path", ["/page", "/v1", "/v1/", "/docs", "/metrics/x", "/v1/completions/"])
 def test_other_addresses(path: str) -> None:
     answer = send("GET", path)
     assert answer.status_code == 404 and answer.json()["error"]["message"] == "there is nothing at this address"

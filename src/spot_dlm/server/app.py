@@ -21,11 +21,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from spot_dlm import __version__
-from spot_dlm.server.engine import Done, Engine, Text
+from spot_dlm.server.engine import Done, Engine, Seen, Text
 from spot_dlm.server.errors import ApiError
 from spot_dlm.server.exchange import Exchange
 from spot_dlm.server.jobs import Job, Jobs
 from spot_dlm.server.metrics import Metrics
+from spot_dlm.server.page import add_page
 from spot_dlm.server.responses import Answer, failure
 from spot_dlm.server.settings import Settings
 from spot_dlm.server.track import Ended
@@ -65,6 +66,7 @@ def make_app(engine: Engine, jobs: Jobs, settings: Settings, metrics: Metrics) -
     app.add_api_route("/metrics", service.guarded(service.show_metrics), methods=["GET"])
     app.add_api_route("/health", service.health, methods=["GET"])
     app.add_api_route("/ready", service.ready, methods=["GET"])
+    add_page(app)
     return app
 
 
@@ -212,6 +214,8 @@ class _Service:
                     self._saw_text(first, began)
                     first = False
                     yield answer.text(message.index, message.text)
+                elif isinstance(message, Seen):
+                    yield answer.seen(message.index, message.document)
                 elif isinstance(message, Done):
                     ended[message.index] = message.ended
                     yield answer.end(message.index, message.ended)

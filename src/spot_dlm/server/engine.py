@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from spot_dlm.server.jobs import Sample
 from spot_dlm.server.metrics import Metrics
 from spot_dlm.server.settings import Settings
 from spot_dlm.server.track import Ended, Track
+from spot_dlm.server.watch import Watch
 from spot_dlm.transition import Sampling
 
 _LONGEST_WAIT_S, _JOIN_S = 60, 20.0
@@ -37,6 +39,14 @@ class Text:
 
     index: int
     text: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an event shows to somebody who watches a sample (`watch`)."""
+
+    index: int
+    document: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Broken:
     reason: str
 
 
-Message = Text | Done | Broken
+Message = Text | Seen | Done | Broken
 Listener = Callable[[Message], None]
 
 
@@ -77,6 +87,7 @@ class _Live:
 
     listener: Listener
     tracks: dict[int, Track]
+    watches: dict[int, Watch]
     began: float = field(default_factory=time.monotonic)
 
 
@@ -244,7 +255,8 @@ class Engine:
     def _join(self, item: _Join) -> None:
         try:
             tracks = {index: Track(self._target, sample) for index, sample in enumerate(item.samples)}
-            self._live[item.number] = _Live(item.listener, tracks)
+            watches = {i: Watch(self._target, len(s.prompt_ids)) for i, s in enumerate(item.samples) if s.wants_passes}
+            self._live[item.number] = _Live(item.listener, tracks, watches)
             for index, sample in enumerate(item.samples):
                 self._batch.add(Request((item.number, index), sample.prompt_ids, sample.params))
         except Exception as error:
@@ -288,9 +300,12 @@ class Engine:
         if isinstance(event, Pass):
             self._count_pass(event)
         try:
+            seen = live.watches[index].take(event) if index in live.watches else None
             text = track.take(event)
         except Exception as error:  # a tokenizer's
             return self._break(number, 500, "decoding failed", error)
+        if seen:
+            live.listener(Seen(index, seen))
         if text:
             live.listener(Text(index, text))
         if track.ended is not None:

@@ -11,6 +11,9 @@ from spot_dlm.server.engine import Broken, Done, Ending, Engine, Full, Message
 from spot_dlm.server.errors import ApiError
 from spot_dlm.server.jobs import Job
 
+_MOST_UNREAD = 4096
+"""Messages of a request that wait to be sent; passes that are shown have some kilobytes."""
+
 
 class Exchange:
     """The messages of a job, up to the end of its last sample.
@@ -27,6 +30,7 @@ class Exchange:
     def __init__(self, engine: Engine, job: Job, deadline: float) -> None:
         self._engine, self._deadline, self._open = engine, deadline, len(job.samples)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._is_late = False  # messages were left out
         self._loop = asyncio.get_running_loop()
         try:
             self._number = engine.submit(job.samples, self._post)
@@ -39,15 +43,27 @@ class Exchange:
     def _post(self, message: Message) -> None:
         """Take a message from the engine's thread."""
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
+            self._loop.call_soon_threadsafe(self._put, message)
+
+    def _put(self, message: Message) -> None:
+        """Keep a message, unless the client leaves far too many unread: then the request is dropped."""
+        if self._is_late:
+            return
+        if self._messages.qsize() < _MOST_UNREAD:
+            self._messages.put_nowait(message)
+        else:
+            self._is_late = True
+            self._engine.cancel(self._number)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield what comes.
 
         Raises:
-            ApiError: 500 if it cannot be decoded, 503 if the server ends, 504 if it takes too long.
+            ApiError: 408 if it is read too slowly, 500 if it cannot be decoded, 503 if the server ends, 504 if it takes too long.
         """
         while self._open:
+            if self._is_late and self._messages.empty():
+                raise ApiError(408, "the answer was read too slowly", code="timeout")
             try:
                 async with asyncio.timeout_at(self._deadline):
                     message = await self._messages.get()

@@ -33,6 +33,7 @@ class Sample:
     params: DecodeParams
     stops: tuple[str, ...] = ()
     wants_order: bool = False
+    wants_passes: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,11 @@ class Jobs:
             raise ApiError(400, f"{field}: a request may ask for {most} answers, prompts times n; got {count * num_prompts}", field)
         seed = secrets.randbits(32) if asked.seed is None else asked.seed
         params, stops = self._params(asked, seed), tuple(asked.stops)
-        prompts = encode()
+        prompts, own = encode(), asked.own
         for ids in prompts:
             self._check(ids, params)
         samples = tuple(
-            Sample(ids, replace(params, sequence=number * _SAMPLES + i), stops, bool(asked.own.return_order))
+            Sample(ids, replace(params, sequence=number * _SAMPLES + i), stops, bool(own.return_order), bool(own.return_passes))
             for number, ids in enumerate(prompts)
             for i in range(count)
         )

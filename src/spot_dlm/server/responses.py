@@ -58,15 +58,22 @@ class Answer:
         """Return the event of more text."""
         return self._chunk(index, {"delta": {"content": text}} if self._is_chat else {"text": text})
 
+    def seen(self, index: int, document: dict[str, Any]) -> bytes:
+        """Return the event of what shows how a sample is decoded."""
+        return self._chunk(index, self._nothing, None, {"spot": document})
+
     def end(self, index: int, ended: Ended) -> bytes:
         """Return the event of a sample's end."""
-        nothing: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
-        return self._chunk(index, nothing, ended.finish_reason, _order(ended))
+        return self._chunk(index, self._nothing, ended.finish_reason, _order(ended))
 
     def close(self, ended: Sequence[Ended]) -> list[bytes]:
         """Return the events that close a stream: what was used, where it is asked for, and the mark of the end."""
         usage = {"choices": [], "usage": self._usage(ended)}
         return ([event(self._chunk_head | usage | self._tail)] if self._job.include_usage else []) + [LAST]
+
+    @property
+    def _nothing(self) -> dict[str, Any]:
+        return {"delta": {}} if self._is_chat else {"text": ""}
 
     @property
     def _chunk_head(self) -> dict[str, Any]:

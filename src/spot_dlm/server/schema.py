@@ -39,6 +39,7 @@ class Extensions(_Strict):
     sampler: str | None = Field(default=None, max_length=500)
     top_k: int | None = Field(default=None, ge=0, le=2**31)
     return_order: bool | None = None
+    return_passes: bool | None = None
 
 
 class StreamOptions(_Strict):
@@ -172,6 +173,8 @@ def _checked(kind: type[Body], body: bytes) -> Body:
         raise _refusal(error) from None
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(400, "stream_options: only with stream", "stream_options")
+    if asked.own.return_passes and not asked.stream:
+        raise ApiError(400, "spot.return_passes: only with stream", "spot.return_passes")
     return asked
 
 
