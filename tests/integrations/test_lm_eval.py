@@ -98,6 +98,7 @@ def test_results_and_answers_are_those_of_standard_decoding(task_folder: Path, p
     told = speculative["config"]["passes"]
     assert told == speculative["config"]["passes_by_task"]["spot_json"]
     assert told["nfe_reduction"] == told["nfe_standard"] / told["nfe"] > 1.5
+    assert speculative["config"]["spot_by_task"]["spot_json"]["max_new_tokens"] == LENGTH
     written = json.loads((tmp_path / "passes.json").read_text())
     assert written["passes"] == told and len(written["requests"]) == len(PROMPTS)
 
@@ -137,6 +138,17 @@ def test_prompts_are_those_of_spot_generate(target: spot.Target) -> None:
     assert opened.endswith("The")
     bare = SpotLM()
     assert bare._prompts.encode("<|im_end|> a") == spot.load_target(use_template=False).encode("<|im_end|> a")
+
+
+def test_examples_are_turns_and_the_results_say_what_was_used(task_folder: Path) -> None:
+    lm = SpotLM(sampler="sdar,block_length=16,denoising_steps=16", nodes=4)
+    more = {"num_fewshot": 1, "system_instruction": "Be brief.", "fewshot_as_multiturn": True, "limit": 1}
+    results = evaluate(lm, task_folder, gen_kwargs="do_sample=true,temperature=0.5,max_gen_toks=16", **more)
+    context = results["samples"]["spot_json"][0]["arguments"][0][0]
+    assert [part.partition("<|im_end|>")[0] for part in context.split("<|im_start|>")][1] == "Be brief."
+    assert context.count("<|im_start|>") == 3 and context.endswith(f"{PROMPTS[0].prompt}<|im_end|>")
+    used = results["config"]["spot_by_task"]["spot_json"]
+    assert (used["temperature"], used["rule"], used["max_new_tokens"]) == (0.5, "threshold=0.85,source=filtered", 16)
 
 
 def test_the_harness_caches_answers(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from spot_dlm.sequence import check_prompt
 logger = logging.getLogger("lm_eval.models.spot")  # of the harness, which shows remarks of its own only
 
 _SAMPLES = 2**32  # keys of a prompt's samples lie so far from the next prompt's, as in `spot generate`
+_BY_TASK = ("rule", "temperature", "top_k", "top_p", "max_new_tokens", "block_length", "stop")
+"""What a task has a say in, of the provenance."""
 _DEFAULT_DEVICE = "cuda:0"
 _NO_LIKELIHOOD = (
     "the model spot answers generate_until only: a diffusion model has no probability of a text from left to right; choose tasks whose "
@@ -77,6 +79,7 @@ class SpotLM(LM):  # type: ignore[misc]  # the harness has no types
         self._device = self._target.spec.device
         self.batch_sizes = {0: self._arguments.together}
         self.passes: list[Passes] = []
+        self._params: dict[str, DecodeParams] = {}  # of each task
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> "SpotLM":
@@ -162,11 +165,16 @@ class SpotLM(LM):  # type: ignore[misc]  # the harness has no types
     def get_model_info(self) -> dict[str, Any]:
         """Return what the harness adds to `config` of its results: what decides the answers, and the passes so far."""
         arguments = self._arguments
-        facts = provenance(self._target, arguments.params({}))
+        facts = {k: v for k, v in provenance(self._target, arguments.params({})).items() if k not in _BY_TASK}
         facts |= {"drafter": self._drafter.name, "nodes": arguments.nodes, "sampler": arguments.sampler, "strict": arguments.strict}
         tasks = dict.fromkeys(p.task for p in self.passes)
-        by_task = {task: totals([p for p in self.passes if p.task == task]) for task in tasks}
-        return {"spot": facts, "passes": totals(self.passes), "passes_by_task": by_task}
+        said = {task: provenance(self._target, params) for task, params in self._params.items()}
+        return {
+            "spot": facts,
+            "spot_by_task": {task: {name: about[name] for name in _BY_TASK} for task, about in said.items()},
+            "passes": totals(self.passes),
+            "passes_by_task": {task: totals([p for p in self.passes if p.task == task]) for task in tasks},
+        }
 
     def _jobs(self, requests: Sequence[Instance]) -> list[_Job]:
         jobs: list[_Job] = []
@@ -187,6 +195,7 @@ class SpotLM(LM):  # type: ignore[misc]  # the harness has no types
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
             seen[task, doc_id] += 1
+            self._params[task] = params
             jobs.append(_Job(request, where, prompt_ids, params, Answer(self._target, len(prompt_ids), params, until, task, doc_id)))
         return jobs
 
