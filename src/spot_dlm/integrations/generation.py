@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from spot_dlm.batch import Failed, Request, decode_batch
 from spot_dlm.drafters import build_drafter
