@@ -233,3 +233,11 @@ def test_the_command_evaluates_and_refuses_likelihoods(
             run(*words)
         assert stop.value.code == 2
         assert f"spot: {message}" in capfd.readouterr().err
+
+
+def test_a_harness_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert capfd.readouterr().err.rstrip().endswith("the harness is installed by: pip install 'spot-dlm[lm-eval]'")
