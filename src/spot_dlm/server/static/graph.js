@@ -1,8 +1,9 @@
-// Draws the draft graph of a pass: time goes to the right (downwards where there is little room), the way that was taken comes first.
+// Draws the draft graph of a pass: time goes to the right (downwards where that takes less room), the way that was taken comes first.
 import { visible } from "/page/run.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
-const NARROW = 560;
+const NARROW = 560; // pixels
+const LANE = 36; // the narrowest that still shows something of a token
 
 /** Draws a pass; `colour` is the number of its colour. */
 export function drawGraph(element, pass, colour) {
@@ -11,9 +12,9 @@ export function drawGraph(element, pass, colour) {
   const depth = Math.max(...nodes.map((n) => n.depth)) + 1;
   const rows = Math.max(...nodes.map((n) => n.row)) + 1;
   const width = element.clientWidth || 600;
-  const isDown = width < NARROW;
+  const isDown = width < NARROW || (rows > 8 && rows > depth && rows * LANE < width);
   const step = isDown ? 40 : Math.min(110, Math.max(62, (width - 4) / depth));
-  const lane = isDown ? Math.min(110, Math.max(48, (width - 4) / rows)) : 34;
+  const lane = isDown ? Math.min(110, Math.max(width < NARROW ? 48 : LANE, (width - 4) / rows)) : 34;
   const box = { width: (isDown ? lane : step) - (isDown ? 8 : 22), height: 24 };
   const centre = (n) =>
     isDown ? { x: 2 + n.row * lane + lane / 2, y: 14 + n.depth * step } : { x: 2 + n.depth * step + box.width / 2, y: 16 + n.row * lane };
@@ -94,7 +95,7 @@ function edge(from, to, box, isDown, isMore, isWay) {
 
 function shape(node, { x, y }, box, colour) {
   const tone = node.kind === "taken" || node.kind === "bonus" ? ` p${colour}` : "";
-  const text = node.kind === "root" ? "now" : node.tokens.map((t) => visible(t.text, t.token_id)).join(" ") || "\u2013";
+  const text = node.kind === "root" ? "now" : node.tokens.map((t) => visible(t.text, t.token_id).replace(/\u00a0/g, "\u2423")).join(" ") || "\u2013";
   const most = Math.max(1, Math.floor((box.width - 6) / 7.3));
   const rect = make("rect", {
     class: `node ${node.kind}${tone}`, x: x - box.width / 2, y: y - box.height / 2, width: box.width, height: box.height, rx: node.kind === "bonus" ? 12 : 5,

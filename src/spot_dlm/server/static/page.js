@@ -80,6 +80,7 @@ async function start() {
     if (error.name === "AbortError") say("Stopped. What had been decoded until then is shown below.");
     else report(error);
     jump();
+    by("result").hidden ||= !most();
   } finally {
     clearTimeout(quiet);
     asking = null;
@@ -129,6 +130,7 @@ function report(error) {
     by("options").open = true;
     by("key").focus();
   }
+  if (known && error.status === 404) model = ""; // the server is another one now
   if (known && /no chat template/.test(error.message)) by("options").open = true;
 }
 
