@@ -8,8 +8,7 @@ Example: `record(Recording("shipped", prompts, settings), Path("traces"), worker
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
@@ -21,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spot_dlm.artifacts import file_hash, provenance, read_json, write_json
+from spot_dlm.artifacts import file_hash, provenance
 from spot_dlm.decode import decode_steps
 from spot_dlm.drafter_files import load_order_model
 from spot_dlm.drafters import Root
@@ -37,7 +36,7 @@ from spot_dlm.sequence import BlockFinished, BlockStarted, Finished, Pass
 from spot_dlm.targets import load_target
 from spot_dlm.traces import COLUMNS, NUM_LOGP, Columns, shard_path, write_manifest, write_shard
 from spot_dlm.transition import Sampling, Transition
-from spot_dlm.workers import Work, exclusive, run_in_processes
+from spot_dlm.workers import Work, opened, run_in_processes
 
 PLAN = "spot-trace-plan/1"
 SEQUENCES_PER_SHARD = 64
@@ -109,6 +108,11 @@ class Recording:
         if self.max_depth < 1:
             raise ValueError(f"max_depth={self.max_depth} must be at least 1")
 
+    @property
+    def drafter_hash(self) -> str:
+        """Hash of the drafter's weights; empty where there is none."""
+        return file_hash(Path(self.drafter) / "model.safetensors") if self.drafter else ""
+
     @cached_property
     def jobs(self) -> list[tuple[int, int]]:
         """(prompt, setting) of every sequence, in recording order."""
@@ -153,11 +157,7 @@ class Recording:
             "max_depth": self.max_depth,
             "prompts": [{"id": p.get("id", i), "family": p.get("family", "")} for i, p in enumerate(self.prompts)],
             "prompts_hash": hashlib.sha256(texts.encode()).hexdigest(),
-            **(
-                {"drafter": self.drafter, "drafter_sha256": file_hash(Path(self.drafter) / "model.safetensors"), "nodes": list(self.nodes)}
-                if self.drafter
-                else {}
-            ),
+            **({"drafter": self.drafter, "drafter_sha256": self.drafter_hash, "nodes": list(self.nodes)} if self.drafter else {}),
             **({"load_options": self.load_options} if self.load_options else {}),
         }
 
@@ -247,6 +247,12 @@ def _record_state(
 
 def record_shard(target: Target, recording: Recording, folder: Path, number: int, finished: Callable[[], None] = lambda: None) -> int:
     """Record one shard whole or not at all, telling of every finished sequence; return how many."""
+    keep_shard(folder, number, shard_columns(target, recording, number, finished))
+    return len(recording.shard_jobs(number))
+
+
+def shard_columns(target: Target, recording: Recording, number: int, finished: Callable[[], None] = lambda: None) -> Columns:
+    """Return what a shard holds, telling of every finished sequence."""
     columns, jobs = Columns(), recording.shard_jobs(number)
     drafter = Order(load_order_model(Path(recording.drafter))) if recording.drafter else None
     for prompt_number, setting_number in jobs:
@@ -263,44 +269,22 @@ def record_shard(target: Target, recording: Recording, folder: Path, number: int
         tokens = int(columns.parts.pop("_tokens")[0][0])
         columns.add("sequence", prompt=prompt_number, setting=setting_number, blocks=blocks, tokens=tokens)
         finished()
+    return columns
+
+
+def keep_shard(folder: Path, number: int, columns: Columns) -> None:
+    """Write one shard whole or not at all."""
     try:
         write_shard(folder, number, columns)
     except OSError as error:
         reason = f"{error.strerror or error} (finished shards are kept; the same command continues)"
         raise OSError(error.errno, reason, str(shard_path(folder, number))) from error
-    return len(jobs)
 
 
 def _prepare(recording: Recording, folder: Path, threads: int) -> Work:
     """Return what records a shard in a process of its own."""
     torch.set_num_threads(threads)
     return partial(record_shard, load_target(recording.model, **recording.load_options), recording, folder)
-
-
-@contextmanager
-def _opened(folder: Path, plan: dict[str, Any]) -> Iterator[None]:
-    """Make the folder this recording's, or find that it is, and keep other runs out.
-
-    Raises:
-        ValueError: if it holds something else, or another run records there.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "plan.json"
-    if path.exists():
-        found = read_json(path, PLAN)
-        if differing := ", ".join(k for k in {**plan, **found} if plan.get(k) != found.get(k)):
-            raise ValueError(f"{folder}: holds another recording (other {differing}, see its plan.json); give another folder")
-    elif any(not p.name.endswith(".partial") for p in folder.iterdir()):
-        raise ValueError(f"{folder}: is not empty and holds no recording; give another folder")
-    else:
-        write_json(path, plan)
-    with exclusive(path):
-        try:
-            yield
-        finally:
-            for left in folder.glob(".*.partial"):  # of a process that was killed while it wrote
-                with suppress(OSError):
-                    left.unlink()
 
 
 def record(
@@ -311,6 +295,7 @@ def record(
     progress: Callable[[int, int], None] = lambda done, total: None,
     command: str = "",
     target: Target | None = None,
+    elsewhere: Callable[[Sequence[int]], Iterable[tuple[int, Columns]]] | None = None,
 ) -> dict[str, Any]:
     """Record what is missing and write the manifest last; return it.
 
@@ -322,6 +307,7 @@ def record(
         progress: called with sequences done and all sequences.
         command: for the provenance.
         target: the recording's, if it is loaded already.
+        elsewhere: records shards on other machines and gives each back as it gets ready; this process only writes.
 
     Raises:
         ValueError: if the folder holds another recording, or a prompt cannot be decoded.
@@ -334,17 +320,22 @@ def record(
     target = target or load_target(recording.model, **recording.load_options)
     plan = recording.plan(target.spec.fingerprint)
     total = len(recording.jobs)
-    with _opened(folder, plan):
+    with opened(folder, plan, "recording"):
         missing = recording.missing(folder)
         before = total - sum(len(recording.shard_jobs(n)) for n in missing)
         progress(before, total)
-        if workers > 1 and len(missing) > 1:
+        if elsewhere is not None and missing:
+            done = before
+            for number, columns in elsewhere(missing):
+                keep_shard(folder, number, columns)
+                progress(done := done + len(recording.shard_jobs(number)), total)
+        elif workers > 1 and len(missing) > 1:
             run_in_processes(_prepare, (recording, folder, threads), missing, workers, lambda done: progress(before + done, total))
         elif missing:
             torch.set_num_threads(threads)
-            done = count(before + 1)
+            numbers = count(before + 1)
             for number in missing:
-                record_shard(target, recording, folder, number, lambda: progress(next(done), total))
+                record_shard(target, recording, folder, number, lambda: progress(next(numbers), total))
         about = provenance(target.spec, command)
         about |= {
             k: plan[k]

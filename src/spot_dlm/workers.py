@@ -1,4 +1,4 @@
-"""Numbered pieces of work in several processes that end with this one, however it ends, and leave ctrl-C to it; a lock.
+"""Numbered pieces of work in several processes that end with this one, however it ends, and leave ctrl-C to it; the folder of a run.
 
 Knows nothing of what the work is. Example: `run_in_processes(prepare, (model,), numbers=[0, 1, 2], workers=2, progress=print)`.
 """
@@ -12,9 +12,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from spot_dlm.artifacts import read_json, write_json
 
 Work = Callable[[int, Callable[[], None]], object]
 """Does the piece of a number and calls the second argument for every unit that is done."""
@@ -105,3 +107,30 @@ def exclusive(path: Path) -> Iterator[None]:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF):
                 raise
         yield
+
+
+@contextmanager
+def opened(folder: Path, plan: dict[str, Any], kind: str) -> Iterator[None]:
+    """Make the folder this run's, or find that it is, and keep other runs out; `plan` is what identifies the run.
+
+    Raises:
+        ValueError: if it holds something else, or another run writes there.
+        OSError: if it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "plan.json"
+    if path.exists():
+        found = read_json(path, plan["format"])
+        if differing := ", ".join(k for k in {**plan, **found} if plan.get(k) != found.get(k)):
+            raise ValueError(f"{folder}: holds another {kind} (other {differing}, see its plan.json); give another folder")
+    elif any(not p.name.endswith(".partial") for p in folder.iterdir()):
+        raise ValueError(f"{folder}: is not empty and holds no {kind}; give another folder")
+    else:
+        write_json(path, plan)
+    with exclusive(path):
+        try:
+            yield
+        finally:
+            for left in folder.glob(".*.partial"):  # of a process that was killed while it wrote
+                with suppress(OSError):
+                    left.unlink()

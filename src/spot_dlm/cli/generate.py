@@ -18,6 +18,7 @@ from spot_dlm.batch import MAX_REQUESTS, Failed, Request, decode_batch
 from spot_dlm.canvas import Canvas
 from spot_dlm.cli import options as o
 from spot_dlm.cli.jsonl import PromptLine, ResultFile, read_prompts
+from spot_dlm.cli.on_ray import SHARD_SIZE, Place, check_ray
 from spot_dlm.cli.show import one_line, progress_bar, provenance, stats_table, stderr_console
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
@@ -38,7 +39,8 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' or none: read it from stdin.", show_default=False)] = None,
     prompts: o.PromptsFile = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Append results as JSON lines; a second run continues the file.")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Append results as JSON lines; a second run continues. With --ray a folder of shards."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Empty the file of --out first.")] = False,
     samples: Annotated[int, typer.Option("-n", "--samples", help="Samples of every prompt.")] = 1,
@@ -68,6 +70,11 @@ def generate(
     stats: o.Stats = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the canvas filling in, on stderr.")] = False,
     as_json: o.Json = False,
+    ray: o.RayAddress = None,
+    actors: o.Actors = None,
+    shard_size: Annotated[
+        int | None, typer.Option("--shard-size", metavar="N", help=f"Prompts of a shard, with --ray; default: {SHARD_SIZE}.")
+    ] = None,
 ) -> None:
     """Decode a prompt and print the answer.
 
@@ -86,6 +93,7 @@ def generate(
       spot generate "Compute 17 + 25." --temperature 1 --seed 3 -n 4
       spot generate --prompts prompts.jsonl --out results.jsonl --nodes 16 --batch 8
       spot generate "Compute 17 + 25." --rule threshold=0.9 --json
+      spot generate --prompts big.jsonl --ray local --actors 2 --out results
     """
     params = o.decode_params(
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, rule=rule, max_new_tokens=max_new_tokens, nodes=nodes,
@@ -98,6 +106,9 @@ def generate(
     if out is not None and prompts is not None and out.is_file() and out.samefile(prompts):
         raise ValueError(f"--out {out} is the file of --prompts; give another --out")
     together = batch_size(batch)
+    check_ray(ray, {"--actors": actors, "--shard-size": shard_size})
+    if ray is not None and (prompt is not None or prompts is None or out is None or overwrite or watch):
+        raise ValueError("--ray needs --prompts FILE and --out FOLDER, and goes without --overwrite and --watch")
     if watch and together > 1:
         if batch != "auto":
             raise ValueError(f"--watch shows one decode at a time; leave out --batch {batch}")
@@ -108,7 +119,14 @@ def generate(
     console = stderr_console()
     lines = _prompt_lines(prompt, prompts, console)
     check_overrides(lines, sampler)
-    target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
+    options = o.TargetOptions(dtype, device, threads, raw, strict, family, cache)
+    if ray is not None and out is not None:
+        from spot_dlm.cli.generate_ray import Sharded, generate_on_ray
+
+        sharded = Sharded(lines, params, model, options, drafter, files, samples, together, shard_size or SHARD_SIZE)
+        generate_on_ray(sharded, out, Place(ray, actors, threads or 1, device), console, stats)
+        return
+    target = o.open_target(model, options)
     guess = o.open_drafter(drafter, target.spec, files, lambda text: console.print(f"spot: {text}", highlight=False), [params])
     jobs = [prepare(target, line, params) for line in lines]
     settings = provenance(target, params) | {"drafter": guess.name, "nodes": params.nodes, "raw": raw, "strict": strict}
@@ -179,6 +197,15 @@ def prepare(target: Target, line: PromptLine, params: DecodeParams) -> Job:
     except ValueError as error:
         raise ValueError(f"{line.where}: {error}") from error
     return Job(line, ids, params)
+
+
+def result_row(job: Job, sample: int, params: DecodeParams, result: Result) -> dict[str, Any]:
+    """Return what a result line says of one decode, besides its settings."""
+    key = "prompt" if isinstance(job.line.prompt, str) else "prompt_ids"
+    row: dict[str, Any] = {"id": job.line.id, "sample": sample, "sequence": params.sequence, key: job.line.prompt, "text": result.text}
+    row |= {"token_ids": result.token_ids, "commit_steps": result.commit_steps, "finish_reason": result.finish_reason}
+    row |= {"num_prompt_tokens": len(job.prompt_ids), "counts": result.counts.to_dict()}
+    return row | ({"overrides": job.line.overrides} if job.line.overrides else {})
 
 
 Observer = Callable[[Event], dict[str, Any]]
@@ -285,18 +312,11 @@ class Run:
                     canvas = None
                     observers.pop(number, None)
                 if isinstance(event, Finished):
-                    yield self._row(job, sample, numbered[number], event.result) | more
+                    self.counts = self.counts + event.result.counts
+                    yield result_row(job, sample, numbered[number], event.result) | more
 
     def _say(self, text: str) -> None:
         self._console.print(f"spot: {text}", markup=False, highlight=False, soft_wrap=True)
-
-    def _row(self, job: Job, sample: int, params: DecodeParams, result: Result) -> dict[str, Any]:
-        self.counts = self.counts + result.counts
-        key = "prompt" if isinstance(job.line.prompt, str) else "prompt_ids"
-        row: dict[str, Any] = {"id": job.line.id, "sample": sample, "sequence": params.sequence, key: job.line.prompt, "text": result.text}
-        row |= {"token_ids": result.token_ids, "commit_steps": result.commit_steps, "finish_reason": result.finish_reason}
-        row |= {"num_prompt_tokens": len(job.prompt_ids), "counts": result.counts.to_dict()}
-        return row | ({"overrides": job.line.overrides} if job.line.overrides else {})
 
     def _print_texts(self, all_of_them: bool = False) -> None:
         """Print the samples of one prompt in order, each once those before it are there, at the end whatever is left."""

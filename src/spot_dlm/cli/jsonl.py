@@ -21,7 +21,7 @@ KNOWN = ("id", "prompt", "prompt_ids", "seed", "temperature", "max_new_tokens")
 GRADED = ("family", "answer", "check")
 """Keys more of prompts whose answers are graded, as in `TaskPrompt`."""
 _SAMPLES = 2**32
-_BEGINNING = b'{"id": '  # of every result line, see Run._row and ResultFile.append
+_BEGINNING = b'{"id": '  # of every result line, see result_row and result_line
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,11 @@ def _is_half_written(tail: bytes) -> bool:
     return False
 
 
+def result_line(row: dict[str, Any], settings: dict[str, Any]) -> bytes:
+    """Return the line of one result, with the settings that made it."""
+    return (json.dumps(row | {"settings": settings}, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
 class ResultFile:
     """An append-only file of result lines that a second run continues.
 
@@ -217,7 +222,7 @@ class ResultFile:
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one line at once; if that fails nothing of it stays."""
-        data = (json.dumps(row | {"settings": self._settings}, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+        data = result_line(row, self._settings)
         size = os.fstat(self._file).st_size
         try:
             while data:

@@ -126,6 +126,13 @@ PromptsFile = Annotated[
     typer.Option("--prompts", metavar="FILE", help='JSONL: {"prompt": str} or {"prompt_ids": [int]} a line, optionally "id", '
                  '"seed", "temperature", "max_new_tokens".'),
 ]  # fmt: skip
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS|local", help="Work on a Ray cluster (docs/ray.md): HOST:PORT of its head, auto, or local."),
+]
+Actors = Annotated[
+    int | None, typer.Option("--actors", metavar="N", help="Ray workers, each with its own copy of the model; default: as many as fit.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 ALL_DRAFTERS = tuple(name for name in DRAFTERS if name != "root" and name not in CALIBRATED)

@@ -4,6 +4,7 @@ Example: `spot serve --port 8000`.
 """
 
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,10 @@ import typer
 from spot_dlm.batch import MAX_CACHED_TOKENS, MAX_REQUESTS
 from spot_dlm.budget import MOST_NODES
 from spot_dlm.cli import options as o
+from spot_dlm.cli.on_ray import Place, absolute, check_ray, here
 from spot_dlm.cli.show import stderr_console
+from spot_dlm.drafters import build_drafter
+from spot_dlm.interfaces import Drafter, Target
 
 API_KEY = "SPOT_API_KEY"
 
@@ -53,6 +57,15 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option("--api-key-file", metavar="FILE", help=f"Key that clients must show; or the variable {API_KEY}.")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray", metavar="ADDRESS|local", help="Replicas on a Ray cluster (docs/ray.md): HOST:PORT of its head, auto, or local."
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", metavar="N", help="With --ray: servers behind the address; default: 1.")
+    ] = None,
 ) -> None:
     """Serve a model over HTTP, in OpenAI's shape: /v1/chat/completions, /v1/completions, /v1/models, /health, /ready, /metrics.
 
@@ -64,10 +77,12 @@ def serve(
       spot serve
       spot serve --model JetLM/SDAR-1.7B-Chat --port 8080 --batch 8
       SPOT_API_KEY=secret spot serve --host 0.0.0.0
+      spot serve --ray local --replicas 2
     """
     for module in ("fastapi", "uvicorn", "prometheus_client"):
         if find_spec(module) is None:
             raise ValueError(f"spot serve needs the package {module}: pip install 'spot-dlm[server]'")
+    check_ray(ray, {"--replicas": replicas})
     from spot_dlm.server.run import address, listen
     from spot_dlm.server.run import serve as run
     from spot_dlm.server.settings import Defaults, Settings
@@ -90,13 +105,30 @@ def serve(
         api_key=_api_key(api_key_file),
         defaults=Defaults(max_new_tokens, temperature, top_p, top_k, chosen.nodes, rule, sampler, chosen.block_length),
     )  # fmt: skip
+    options, files = o.TargetOptions(dtype, device, threads, raw, strict, family, cache), o.DrafterFiles(graph, drafter_file, transfer)
     with listen(host, port) as listener:
-        target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
-        guess = o.open_drafter(drafter, target.spec, o.DrafterFiles(graph, drafter_file, transfer), say)
         if not settings.api_key and host not in ("127.0.0.1", "::1", "localhost"):
             say(f"anybody who reaches {host} may use this server: set {API_KEY} or --api-key-file")
+        if ray is not None:
+            port = listener.getsockname()[1]
+            listener.close()  # a Ray process will have the port
+            build_drafter(drafter, graph=graph, file=drafter_file)
+            with Place(ray, replicas or 1, threads or 1, device).workers(console, replicas or 1) as (count, cpus, gpus):
+                from spot_dlm.distributed.replicas import Replicas, serve_on_ray
+
+                arguments = (here(model), replace(options, threads=cpus), drafter, absolute(files))
+                serve_on_ray(_open, arguments, settings, Replicas(count, cpus, gpus), host, port, say)
+            return
+        target = o.open_target(model, options)
+        guess = o.open_drafter(drafter, target.spec, files, say)
         say(f"serving {settings.name} on {address(listener)}/v1")
         run(target, guess, settings, listener, say)
+
+
+def _open(model: str, options: o.TargetOptions, drafter: str, files: o.DrafterFiles) -> tuple[Target, Drafter]:
+    """Return what a replica serves."""
+    target = o.open_target(model, options)
+    return target, o.open_drafter(drafter, target.spec, files, lambda _: None)
 
 
 def _api_key(file: Path | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib.metadata import version
+from time import monotonic
 from typing import IO, Any, cast
 
 import torch
@@ -20,6 +21,9 @@ from spot_dlm.interfaces import DecodeParams, Target
 from spot_dlm.noise import NOISE_VERSION
 from spot_dlm.rules import describe
 from spot_dlm.stats import Counts
+
+PLAIN_EVERY_S = 30.0
+"""Seconds between two lines of progress where stderr is no terminal."""
 
 COMMAND: ContextVar[str] = ContextVar("COMMAND", default="")  # the command line that runs, for reports
 
@@ -116,3 +120,35 @@ def progress_bar(console: Console, title: str, total: int, completed: int = 0, s
             progress.update(task, advance=1, tokens=tokens)
 
         yield advance
+
+
+@contextmanager
+def progress_lines(console: Console, verb: str, done_word: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar with rate and time left, or an occasional line where there is no terminal; the first call says what is there already."""
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+    shown = console.is_terminal
+    bar = Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False, redirect_stderr=False)
+    began, first, said = monotonic(), -1, monotonic()
+    with bar:
+        row = bar.add_task(verb, total=None, rate="")
+
+        def show(done: int, total: int) -> None:
+            nonlocal began, first, said
+            now = monotonic()
+            if first < 0:
+                began, first = now, done
+                if done:
+                    say(console, f"{done} of {total} {unit} are {done_word} already")
+            rate = (done - first) / max(now - began, 1e-9)
+            bar.update(row, completed=done, total=total, rate=f"{rate:.1f} {unit}/s" if done > first else "")
+            if not shown and done > first and (now - said >= PLAIN_EVERY_S or done == total):
+                said = now
+                say(console, f"{done} of {total} {unit}, {rate:.1f} a second, {(total - done) / max(rate, 1e-9):.0f} s left")
+
+        yield show
+
+
+def say(console: Console, message: str) -> None:
+    """Print a remark, as it is."""
+    console.print(f"spot: {message}", markup=False, highlight=False, soft_wrap=True)

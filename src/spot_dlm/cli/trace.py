@@ -5,8 +5,8 @@ Example: `spot trace --prompts prompts.jsonl --temperature 0 --temperature 1 --w
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from time import monotonic
@@ -15,20 +15,18 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from spot_dlm.cli import options as o
 from spot_dlm.cli.generate import prepare
 from spot_dlm.cli.jsonl import KNOWN, PromptLine, read_prompts
-from spot_dlm.cli.show import COMMAND, stderr_console
+from spot_dlm.cli.on_ray import Place, check_ray, shards_on_ray
+from spot_dlm.cli.show import COMMAND, progress_lines, say, stderr_console
 from spot_dlm.drafter_files import load_order_model
 from spot_dlm.interfaces import Target
 from spot_dlm.record import Recording, TraceSetting, record
 from spot_dlm.tasks import load_prompts
-from spot_dlm.traces import shard_path
+from spot_dlm.traces import Columns, shard_path
 
-PLAIN_EVERY_S = 30.0
-"""Seconds between two lines of progress where stderr is no terminal."""
 ASK_BYTES = 2 * 10**9
 """Estimates above it are confirmed on a terminal."""
 
@@ -67,6 +65,8 @@ def trace(
     dtype: o.Dtype = None,
     device: o.Device = None,
     raw: o.Raw = False,
+    ray: o.RayAddress = None,
+    actors: o.Actors = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before a large recording.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say how much it would be, record nothing.")] = False,
 ) -> None:
@@ -84,6 +84,7 @@ def trace(
       spot trace --prompts prompts.jsonl --temperature 0 --temperature 1 --rule standard --rule bfloat16 --out traces
       spot trace --task json --task python --block-length 16 --block-length 32 --spread --workers 2 --out traces
       spot trace --prompts prompts.jsonl --out traces --dry-run
+      spot trace --prompts prompts.jsonl --out traces --ray local --actors 2
     """
     lengths: list[int | None] = [*block_length] if block_length else [None]
     settings = [
@@ -92,6 +93,9 @@ def trace(
     for name, value in (("limit", limit), ("workers", workers)):
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} must be at least 1")
+    check_ray(ray, {"--actors": actors})
+    if ray is not None and workers > 1:
+        raise ValueError(f"--workers {workers} are processes of this machine: with --ray give --actors")
     if min(nodes) < 2:
         raise ValueError(f"--nodes {min(nodes)} must be at least 2")
     if drafter_file is not None:
@@ -101,7 +105,7 @@ def trace(
     options = o.TargetOptions(dtype, device, threads, raw, family=family, cache=cache)
     target = o.open_target(model, options)
     if drafter_file is not None and load_order_model(drafter_file).target_fingerprint != target.spec.fingerprint:
-        _say(console, "the drafter of --drafter-file was trained on another model: fewer of its guesses will come true")
+        say(console, "the drafter of --drafter-file was trained on another model: fewer of its guesses will come true")
     for line in lines:
         for length in {s.block_length for s in settings}:
             prepare(target, line, o.decode_params(max_new_tokens=max_new_tokens, block_length=length))
@@ -112,7 +116,7 @@ def trace(
     )  # fmt: skip
     needed, free = recording.estimated_bytes(target.spec.block_length, out), _free_bytes(out)
     total = len(recording.jobs)
-    _say(
+    say(
         console,
         f"{total} sequences ({len(lines)} prompts, {len(settings)} settings{', one each' if spread else ''}) in "
         f"{recording.num_shards} shards, {f'about {_size(needed)} to write' if needed else 'all there'}; {_size(free)} free",
@@ -124,20 +128,31 @@ def trace(
         raise ValueError(f"{out}: about {_size(needed)} are needed and {_size(free)} are free; free some, or record fewer prompts")
     if needed > ASK_BYTES and not yes and console.is_terminal and not typer.confirm("Record?", default=True, err=True):
         raise KeyboardInterrupt("nothing recorded")
-    _record(recording, out, workers, threads, target, console)
+    elsewhere = (
+        None if ray is None else partial(shards_on_ray, recording, target.spec.fingerprint, Place(ray, actors, threads, device), console)
+    )
+    _record(recording, out, workers, threads, target, console, elsewhere)
 
 
-def _record(recording: Recording, out: Path, workers: int, threads: int, target: Target, console: Console) -> None:
+def _record(
+    recording: Recording,
+    out: Path,
+    workers: int,
+    threads: int,
+    target: Target,
+    console: Console,
+    elsewhere: Callable[[Sequence[int]], Iterator[tuple[int, Columns]]] | None,
+) -> None:
     began, reached = monotonic(), 0
     try:
-        with _progress(console) as show:
+        with progress_lines(console, "recording", "recorded", "sequences") as show:
 
             def progress(done: int, total: int) -> None:
                 nonlocal reached
                 reached = done
                 show(done, total)
 
-            manifest = record(recording, out, workers, threads, progress, COMMAND.get(), target)
+            manifest = record(recording, out, workers, threads, progress, COMMAND.get(), target, elsewhere)
     except KeyboardInterrupt:
         kept = len(recording.jobs) - sum(len(recording.shard_jobs(n)) for n in recording.missing(out))
         raise KeyboardInterrupt(
@@ -166,7 +181,7 @@ def _prompt_lines(prompts: Path | None, task: list[str] | None, limit: int | Non
         if not isinstance(row.get("family", ""), str):
             raise ValueError(f"{line.where}: family must be a text")
     if unknown := sorted({k for row in rows for k in row} - {*KNOWN, "family"}):
-        _say(console, f"{prompts}: ignored keys {', '.join(unknown)}; known are id, prompt, prompt_ids, family")
+        say(console, f"{prompts}: ignored keys {', '.join(unknown)}; known are id, prompt, prompt_ids, family")
     return lines[:limit], [row.get("family", "") for row in rows][:limit]
 
 
@@ -185,34 +200,3 @@ def _free_bytes(folder: Path) -> int:
 
 def _size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(count, 1e5) / 1e6:.1f} MB"
-
-
-def _say(console: Console, message: str) -> None:
-    console.print(f"spot: {message}", markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar with rate and time left, or an occasional line where there is no terminal; the first call says what is there already."""
-    rate = TextColumn("{task.fields[rate]}")
-    columns = (TextColumn("recording"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
-    shown = console.is_terminal
-    bar = Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False, redirect_stderr=False)
-    began, first, said = monotonic(), -1, monotonic()
-    with bar:
-        row = bar.add_task("recording", total=None, rate="")
-
-        def show(done: int, total: int) -> None:
-            nonlocal began, first, said
-            now = monotonic()
-            if first < 0:
-                began, first = now, done
-                if done:
-                    _say(console, f"{done} of {total} sequences are recorded already")
-            rate = (done - first) / max(now - began, 1e-9)
-            bar.update(row, completed=done, total=total, rate=f"{rate:.1f} sequences/s" if done > first else "")
-            if not shown and done > first and (now - said >= PLAIN_EVERY_S or done == total):
-                said = now
-                _say(console, f"{done} of {total} sequences, {rate:.1f} a second, {(total - done) / max(rate, 1e-9):.0f} s left")
-
-        yield show

@@ -37,6 +37,7 @@ BODY_S = 30.0
 """Seconds that a client has to send a body."""
 READER_S = 30.0
 """Seconds beyond a request's limit that a client has to read its answer."""
+_LOOK_S = 0.05  # at an engine that warms up
 _DRAINED_BYTES = 64 * 2**20  # of a body that is too large: read, so that the client can read why
 _EXTRA_REQUESTS = 64  # that are being read or refused, besides those that wait or run
 
@@ -45,13 +46,26 @@ class _Gone(Exception):
     """The client has closed the connection."""
 
 
-def make_app(engine: Engine, jobs: Jobs, settings: Settings, metrics: Metrics) -> FastAPI:
-    """Return the application; it starts and stops the engine."""
-    service = _Service(engine, jobs, settings, metrics)
+def make_app(
+    engine: Engine, jobs: Jobs, settings: Settings, metrics: Metrics, render: Callable[[], bytes] | None = None, warm: bool = False
+) -> FastAPI:
+    """Return the application; it starts and stops the engine.
+
+    Args:
+        engine: what decodes.
+        jobs: reads requests.
+        settings: limits.
+        metrics: what is counted.
+        render: gives the text of /metrics, where it is more than these counts.
+        warm: whether it starts up only once the engine has warmed up.
+    """
+    service = _Service(engine, jobs, settings, metrics, render or metrics.render)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
+        while warm and engine.is_alive and not engine.is_ready:
+            await asyncio.sleep(_LOOK_S)
         yield
         await asyncio.to_thread(engine.stop)
         service.close()
@@ -87,8 +101,8 @@ def _document(document: dict[str, Any], status: int = 200, headers: dict[str, st
 
 
 class _Service:
-    def __init__(self, engine: Engine, jobs: Jobs, settings: Settings, metrics: Metrics) -> None:
-        self._engine, self._settings, self._metrics = engine, settings, metrics
+    def __init__(self, engine: Engine, jobs: Jobs, settings: Settings, metrics: Metrics, render: Callable[[], bytes]) -> None:
+        self._engine, self._settings, self._metrics, self._render = engine, settings, metrics, render
         self._reading = ThreadPoolExecutor(1, "spot-reader")  # one thread: a tokenizer must not be shared
         self._num_open, self._most_open = 0, settings.capacity + _EXTRA_REQUESTS
         self._created = int(time.time())
@@ -139,7 +153,7 @@ class _Service:
 
     def show_metrics(self, _: Request) -> Response:
         """Return the counts."""
-        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self._render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self) -> Response:
         """Say whether the engine's thread is alive."""
