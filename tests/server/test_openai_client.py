@@ -57,7 +57,7 @@ def test_conversations(server: Running) -> None:
         {"role": "system", "content": "Be brief."}, TURN, {"role": "assistant", "content": "{}"}, {"role": "user", "content": "Again."}
     ]  # fmt: skip
     text = target()._codec._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    ids = target()._codec._template_ids(text)
+    ids = target()._codec.encode_template(text)
     client = server.client()
     ask = {"model": "shipped", "extra_body": {"spot": {"return_order": True}}}
     answer = client.chat.completions.create(messages=turns, **ask)
