@@ -92,7 +92,7 @@ def test_by_keyboard_alone_both_answers_appear_and_are_identical(visit: Visit, s
     assert visit.page.evaluate("document.activeElement.id") == "prompt"
     visit.ask(PROMPT)
     visit.done()
-    assert visit.text("#verdict") == "\u2713 Identical: both gave the same 35 tokens, settled in the same order."
+    assert visit.text("#verdict") == "\u2713 Identical: both gave the same 35 tokens, committed in the same order."
     assert visit.text("#answer") == ANSWER and not visit.page.locator("#other").is_visible()
     for side, choices in (("speculative", speculative), ("standard", standard)):
         (counts,), passes, (ids,) = seen(choices, "counts"), seen(choices, "pass"), seen(choices, "token_ids")
@@ -149,7 +149,7 @@ def test_answers_that_differ_are_a_warning(visit: Visit) -> None:
     answer_with(visit, chunks("a", "b"), chunks("a", "b", "c"), chunks("a", "b"), order)
     for words in (
         "token 3 is nothing in speculative and \u201cc\u201d in standard",
-        "token 1 was settled at step 1 in speculative and at step 2",
+        "token 1 was committed at step 1 in speculative and at step 2",
     ):
         visit.ask("x")
         visit.page.locator("#verdict", has_text=words).wait_for()

@@ -17,15 +17,15 @@ export class Canvas {
   draw(run, passes) {
     const guesses = guessesOf(run.passes[Math.min(passes, run.passes.length) - 1]);
     for (const position of run.cells.keys()) if (!this.at.has(position)) this.#insert(position, run);
-    let settled = 0;
+    let committed = 0;
     for (const box of this.boxes) {
       const cell = run.cells.get(box.position);
-      const isSettled = cell.pass !== undefined && cell.pass < passes;
-      settled += isSettled;
-      if (isSettled) this.#show(box, cell, run, passes);
+      const isCommitted = cell.pass !== undefined && cell.pass < passes;
+      committed += isCommitted;
+      if (isCommitted) this.#show(box, cell, run, passes);
       else this.#open(box, cell, guesses.get(box.position), passes);
     }
-    const text = `Canvas after pass ${Math.min(passes, run.passes.length)}: ${settled} of ${this.boxes.length} positions settled`;
+    const text = `Canvas after pass ${Math.min(passes, run.passes.length)}: ${committed} of ${this.boxes.length} positions committed`;
     if (this.element.ariaLabel !== text) this.element.ariaLabel = text;
   }
 

@@ -37,9 +37,9 @@ export function told(pass) {
   if (!pass) return "";
   const guesses = pass.nodes.length - 1;
   const right = pass.nodes.filter((n) => n.accepted).length - 1;
-  const settled = `It settled ${count(pass.committed.length, "position")}.`;
-  if (!guesses) return `Pass ${pass.number + 1} had nothing to check: no guess was made. ${settled}`;
-  return `Pass ${pass.number + 1} checked ${count(guesses, "guess", "guesses")}: ${right} ${right === 1 ? "was" : "were"} right, ${guesses - right} not. ${settled}`;
+  const committed = `It committed ${count(pass.committed.length, "position")}.`;
+  if (!guesses) return `Pass ${pass.number + 1} had nothing to check: no guess was made. ${committed}`;
+  return `Pass ${pass.number + 1} checked ${count(guesses, "guess", "guesses")}: ${right} ${right === 1 ? "was" : "were"} right, ${guesses - right} not. ${committed}`;
 }
 
 function count(number, one, many = `${one}s`) {

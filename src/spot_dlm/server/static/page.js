@@ -257,7 +257,7 @@ function conclude() {
   if (found) {
     by("verdict").classList.toggle("same", found.same);
     by("verdict").textContent = found.same
-      ? `\u2713 Identical: both gave the same ${found.size} tokens, settled in the same order.`
+      ? `\u2713 Identical: both gave the same ${found.size} tokens, committed in the same order.`
       : `\u26a0 Not identical: ${difference(found)} This should not happen where passes do not depend on their shape; \u201cspot verify\u201d tells more, and \u201cspot serve --strict\u201d evaluates every pass at one shape.`;
     by("other-answer").textContent = theirs.run.text;
     unseen = found.same ? " The answers are identical." : " The answers are not identical.";
@@ -268,7 +268,7 @@ function conclude() {
 function difference({ what, at }) {
   const token = (run) => (run.ids[at] === undefined ? "nothing" : `\u201c${visible(run.cells.get(at)?.text ?? "", run.ids[at])}\u201d`);
   if (what === "token") return `token ${at + 1} is ${token(ours.run)} in speculative and ${token(theirs.run)} in standard decoding.`;
-  return `the tokens are the same, but token ${at + 1} was settled at step ${ours.run.steps[at] + 1} in speculative and at step ${theirs.run.steps[at] + 1} in standard decoding.`;
+  return `the tokens are the same, but token ${at + 1} was committed at step ${ours.run.steps[at] + 1} in speculative and at step ${theirs.run.steps[at] + 1} in standard decoding.`;
 }
 
 /* --- what is done by hand --- */
