@@ -126,6 +126,32 @@ def test_llada_renamed_into_llama() -> None:
     assert found[0, 3 : 3 + len(expected.token_ids)].tolist() == expected.token_ids
 
 
+_SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 16,
+          "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts_per_tok": 2, "tie_word_embeddings": False}  # fmt: skip
+MIXTURES = {
+    "sdar_moe": ("Qwen3Moe", {"num_experts": 4, "decoder_sparse_step": 1}),
+    "llada2": ("Glm4Moe", {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "use_qk_norm": True,
+                           "partial_rotary_factor": 0.5, "n_group": 1, "topk_group": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_mixtures_live_on(family: str, tmp_path: Path) -> None:
+    """Experts share their weights too; heads with partial rotary positions are copied."""
+    name, more = MIXTURES[family]
+    torch.manual_seed(0)
+    kind = getattr(transformers, f"{name}ForCausalLM")
+    model = kind(getattr(transformers, f"{name}Config")(**_SMALL, **more)).eval()
+    ids = torch.arange(8)[None]
+    before = model(ids).logits
+    target = target_of(model, family=family, mask_token_id=63, stop_ids=[62])
+    assert torch.allclose(model(ids).logits, before, atol=1e-6)
+    experts = model.model.layers[1].mlp.experts
+    assert target._weights.layers[1].feed_forward.experts[0].down.matrix.data_ptr() == experts.down_proj.data_ptr()
+    model.save_pretrained(tmp_path)
+    assert torch.allclose(kind.from_pretrained(tmp_path)(ids).logits, before, atol=1e-6)
+
+
 def test_batch_padded_on_the_left(decode, reference, tokenizer) -> None:
     texts = (PROMPT, SHORT)
     tokenizer.padding_side = "left"

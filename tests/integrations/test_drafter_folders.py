@@ -145,6 +145,13 @@ def test_says_which_differs(target) -> None:
     assert spot.build_drafter("order", file=file, spec=spec, params=spot.DecodeParams()).name in DRAFTERS
 
 
+def test_commands_name_the_preset(capsys) -> None:
+    words = ("generate", "Add 1 and 2.", "--max-new-tokens", "3", "--rule", "threshold=0.9", "--drafter-file", str(SHIPPED_MODELS[1]))
+    code, said, error = _run(capsys, *words)
+    assert code == 2 and not said and "preset standard | bfloat16, this one is threshold=0.9" in error and error.count("\n") == 1
+    assert _run(capsys, *words, "--transfer")[0] == 0
+
+
 RESULTS = Path(__file__).parents[2] / "results" / "verify-order.json"
 
 

@@ -7,13 +7,13 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from spot_dlm.batch import MAX_REQUESTS
 from spot_dlm.cli import options as o
+from spot_dlm.hub import find_drafter
 from spot_dlm.interfaces import DecodeParams
 from spot_dlm.presets import parse_sampler
 
@@ -105,8 +105,8 @@ class Arguments:
 
     @property
     def files(self) -> o.DrafterFiles:
-        """Files of the drafter."""
-        graph, file = (None if name is None else Path(name) for name in (self.graph, self.drafter_file))
+        """Files of the drafter, fetched where they are hub ids."""
+        graph, file = (None if name is None else find_drafter(name) for name in (self.graph, self.drafter_file))
         return o.DrafterFiles(graph, file, self.transfer)
 
     def params(self, asked: Mapping[str, Any]) -> DecodeParams:
