@@ -200,8 +200,19 @@ def test_generation_config(decode, reference) -> None:
     with pytest.raises(ValueError, match=r"do_sample=False contradicts temperature=0.5"):
         decode(ids, do_sample=False, temperature=0.5)
     assert decode(ids, max_length=ids.shape[1] + 5, max_new_tokens=None).shape[1] == ids.shape[1] + 5
-    with pytest.raises(ValueError, match="sampler= says what rule='ltr' would"):
-        decode(ids, sampler="sdar,block_length=16,denoising_steps=16", rule="ltr")
+    sampler = "sdar,block_length=16,denoising_steps=16"
+    for more, message in (
+        ({"sampler": sampler, "rule": "ltr"}, "sampler= says what rule='ltr' would"),
+        ({"sampler": f"{sampler},temperature=0.5", "temperature": 1.0}, "says what temperature would"),
+        ({"sampler": f"{sampler},gen_length=16"}, "says what max_new_tokens would"),
+        ({"sampler": spot.DecodeParams()}, "is DecodeParams, which say what max_new_tokens, nodes would"),
+        ({"cache_implementation": "static"}, "cannot honour cache_implementation="),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decode(ids, **more)
+    params = spot.official("sdar", gen_length=64, block_length=16, denoising_steps=16, temperature=0.0)
+    official = spot.generate(reference, SHORT, spot.Root(), params)
+    assert decode(ids, sampler=sampler, temperature=0.0)[0].tolist() == official.prompt_ids + official.token_ids
 
 
 def test_streamers_of_transformers(decode, reference, tokenizer, capsys) -> None:

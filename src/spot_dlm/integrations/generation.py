@@ -8,7 +8,7 @@ Example: `generate(model, input_ids=ids, tokenizer=tokenizer, family="sdar", max
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from transformers.utils.generic import ModelOutput
@@ -150,7 +150,9 @@ def _settings(model: Any, generation_config: Any, more: dict[str, Any]) -> dict[
     refused = [
         f"{k}={_short(v)}" + ("" if k in explicit else " (generation config)")
         for k, v in merged.items()
-        if k not in _CONFIG and k not in _FREE and not any((type(v) is not bool and v == n) or v is n for n in _NEUTRAL.get(k, ()))
+        if k not in _CONFIG
+        and (k in explicit or k not in _FREE)
+        and not any((type(v) is not bool and v == n) or v is n for n in _NEUTRAL.get(k, ()))
     ]
     if refused:
         raise ValueError(
@@ -162,8 +164,12 @@ def _settings(model: Any, generation_config: Any, more: dict[str, Any]) -> dict[
         found.pop("max_new_tokens", None)
     if found.get("do_sample") is False and explicit.get("temperature") and "do_sample" in explicit:
         raise ValueError(f"do_sample=False contradicts temperature={explicit['temperature']}; leave one out")
-    sampled = explicit["temperature"] if "temperature" in explicit else (found.get("temperature", 1.0) if found.get("do_sample") else 0.0)
-    return found | {"temperature": float(sampled)}
+    if "temperature" not in explicit and not found.get("do_sample"):
+        found.pop("temperature", None)  # greedy, or what the sampler says
+        found = {k: v for k, v in found.items() if k not in ("top_p", "top_k") or k in explicit}
+    elif "temperature" not in explicit:
+        found.setdefault("temperature", 1.0)
+    return found | {"explicit": sorted(explicit)}
 
 
 def _short(value: Any) -> str:
@@ -204,20 +210,26 @@ def _params(
         length = int(config["max_length"]) - prompt
         if length < 1:
             raise ValueError(f"max_length={config['max_length']} leaves no room after a prompt of {prompt} tokens; give max_new_tokens")
-    temperature = config["temperature"]
-    filters = {"top_p": float(config.get("top_p") or 1.0), "top_k": int(config.get("top_k") or 0)} if temperature > 0 else {}
+    drawn = {k: kind(config[k]) for k, kind in (("temperature", float), ("top_p", float), ("top_k", int)) if config.get(k) is not None}
     if sampler is None:
         chosen = parse_rule(rule) if isinstance(rule, str) else rule or UnmaskRule()
         known: dict[str, Any] = {"max_new_tokens": length, "stop": stop, "block_length": block_length}
         known = {k: v for k, v in known.items() if v is not None}
-        return DecodeParams(rule=chosen, sampling=Sampling(temperature, seed=seed, **cast(Any, filters)), nodes=nodes, **known)
+        return DecodeParams(rule=chosen, sampling=Sampling(seed=seed, **drawn), nodes=nodes, **known)
     for name, value in (("rule", rule), ("block_length", block_length), ("stop", stop)):
         if value is not None:
             raise ValueError(f"sampler= says what {name}={value!r} would: give one of them")
+    said = set(config["explicit"]) & {"temperature", "top_p", "top_k", "do_sample", "max_new_tokens", "max_length"}
     if isinstance(sampler, DecodeParams):
+        said |= {name for name, given in (("seed", seed != 0), ("nodes", nodes != "auto")) if given}
+        if said:
+            raise ValueError(f"sampler= is DecodeParams, which say what {', '.join(sorted(said))} would: give one of them")
         return sampler
-    common = {"temperature": temperature, **filters} if temperature > 0 else {}
-    found = parse_sampler(sampler, **common, **({} if length is None else {"max_new_tokens": length}))
+    named = {pair.partition("=")[0].strip() for pair in sampler.split(",")[1:]}
+    twice = (named & said) | ({"max_new_tokens"} & said if "gen_length" in named else set())
+    if twice:
+        raise ValueError(f"sampler={sampler!r} says what {', '.join(sorted(twice))} would: give one of them")
+    found = parse_sampler(sampler, **drawn, **({} if length is None else {"max_new_tokens": length}))
     return replace(found, sampling=replace(found.sampling, seed=seed), nodes=nodes)
 
 
