@@ -210,7 +210,9 @@ def _params(
         length = int(config["max_length"]) - prompt
         if length < 1:
             raise ValueError(f"max_length={config['max_length']} leaves no room after a prompt of {prompt} tokens; give max_new_tokens")
-    drawn = {k: kind(config[k]) for k, kind in (("temperature", float), ("top_p", float), ("top_k", int)) if config.get(k) is not None}
+    drawn: dict[str, Any] = {
+        k: kind(config[k]) for k, kind in (("temperature", float), ("top_p", float), ("top_k", int)) if config.get(k) is not None
+    }
     if sampler is None:
         chosen = parse_rule(rule) if isinstance(rule, str) else rule or UnmaskRule()
         known: dict[str, Any] = {"max_new_tokens": length, "stop": stop, "block_length": block_length}
