@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from threading import Thread
 
@@ -59,6 +60,7 @@ def _ids(reference, *texts: str) -> torch.Tensor:
     return torch.tensor([reference.encode(text) for text in texts])
 
 
+@cache
 def _alone(reference, text: str = PROMPT, temperature: float = 0.0, **more):
     params = spot.DecodeParams(sampling=spot.Sampling(temperature, seed=3), nodes=1, max_new_tokens=64, **more)
     with unchecked():
@@ -69,7 +71,7 @@ def _alone(reference, text: str = PROMPT, temperature: float = 0.0, **more):
 @pytest.mark.parametrize("drafter", ["root", "chain", "ltr", "order", "linear", "calibrated"])
 def test_tokens_and_steps_of_spot_generate(decode, reference, temperature: float, drafter: str) -> None:
     expected = _alone(reference, SHORT, temperature)
-    more = {"checked": drafter == "chain", "return_dict_in_generate": True}
+    more = {"checked": drafter == "chain" and not temperature, "return_dict_in_generate": True}
     found = decode(_ids(reference, SHORT), drafter=drafter, temperature=temperature, seed=3, **more)
     assert found.sequences[0].tolist() == expected.prompt_ids + expected.token_ids
     assert found.commit_steps == [expected.commit_steps] and found.finish_reasons == [expected.finish_reason]
@@ -216,7 +218,7 @@ def test_generation_config(decode, reference) -> None:
 
 
 def test_streamers_of_transformers(decode, reference, tokenizer, capsys) -> None:
-    ids, expected = _ids(reference, PROMPT), _alone(reference)
+    ids, expected = _ids(reference, SHORT), _alone(reference, SHORT)
     decode(ids, streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
     assert capsys.readouterr().out == expected.text + "\n"
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True, timeout=60)
@@ -240,7 +242,7 @@ class _Pieces(SpotStreamer):
 
 
 def test_own_streamer(decode, reference, tokenizer, capsys) -> None:
-    ids, expected = _ids(reference, PROMPT), _alone(reference)
+    ids, expected = _ids(reference, SHORT), _alone(reference, SHORT)
     streamer = _Pieces(tokenizer, skip_prompt=True)
     decode(ids, streamer=streamer)
     assert "".join(t for t, _ in streamer.pieces) == expected.text and len(streamer.pieces) > 3
@@ -249,7 +251,7 @@ def test_own_streamer(decode, reference, tokenizer, capsys) -> None:
     for _ in range(2):  # it serves again
         decode(ids, streamer=view)
         out, drawn = capsys.readouterr()
-        assert out == expected.text + "\n" and "tokens in" in drawn and "passes" in drawn and "Anna Berg" in drawn
+        assert out == expected.text + "\n" and "tokens in" in drawn and "passes" in drawn and "Answer" in drawn
     whole = _Pieces(tokenizer)
     whole.put(torch.tensor([[70]]))
     whole.end()
