@@ -4,11 +4,12 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import ENOSPC
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -206,33 +207,47 @@ def wait_for(holds: Any, process: subprocess.Popen[bytes], log: Path) -> Any:
     return found
 
 
-def ray_processes(of: str) -> list[int]:
-    """Process ids of a cluster's workers of some name; those of this test only, by its temporary folder."""
+def ray_processes(mark: str, name: bytes = b"ray::MapWorker") -> list[int]:
+    """Ids of the processes of one cluster whose name begins so, other than this one; each has the mark in its environment."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
-                found += [int(entry.name)] if of.encode() in (entry / "environ").read_bytes() else []
+            if entry.name.isdigit() and int(entry.name) != os.getpid() and (entry / "cmdline").read_bytes().startswith(name):
+                found += [int(entry.name)] if mark.encode() in (entry / "environ").read_bytes() else []
         except OSError:
             continue
     return found
 
 
 @pytest.fixture
-def short_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A temporary folder with a path short enough for Ray's sockets, for what a killed command leaves."""
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a cluster of two CPUs, in a folder with a path short enough for Ray's sockets; commands started now find its token."""
     with TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        monkeypatch.setenv("TMPDIR", folder)
-        yield
+        Path(folder, "token").write_text(secrets.token_hex(32))  # Ray would write one into the home folder
+        for name, value in (("AUTH_TOKEN_PATH", f"{folder}/token"), ("AUTH_MODE", "token"), ("USAGE_STATS_ENABLED", "0")):
+            monkeypatch.setenv(f"RAY_{name}", value)
+        with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as another:
+            port, client_port = one.getsockname()[1], another.getsockname()[1]
+        words = ["--head", "--port", port, "--ray-client-server-port", client_port, "--num-cpus", 2, "--object-store-memory", 80_000_000]
+        words += ["--include-dashboard=false", "--temp-dir", f"{folder}/t", "--block"]
+        log = Path(folder, "log")
+        with log.open("wb") as file:
+            ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *map(str, words)]
+            head = subprocess.Popen(ray, stdout=file, stderr=file, start_new_session=True)
+        try:
+            wait_for(lambda: "will now block" in log.read_text("utf-8"), head, log)
+            yield f"127.0.0.1:{port}"
+        finally:
+            for process in ray_processes(folder, b""):  # a clean end of a cluster takes half a minute
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            head.wait(30)
 
 
-@pytest.mark.usefixtures("short_tmp")
-def test_killed_driver_and_killed_worker_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "token").write_text(secrets.token_hex(32))  # Ray would write one into the home folder
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setenv("SPOT_TEST_RUN", mark := f"mark-{os.getpid()}-{time.time_ns()}")
+def test_killed_driver_and_killed_worker_lose_nothing(tmp_path: Path, address: str) -> None:
+    mark = os.environ["RAY_AUTH_TOKEN_PATH"]  # in the environment of every process of the cluster
     prompts, out, log = write_prompts(tmp_path / "p.jsonl", 16), tmp_path / "out", tmp_path / "log"
-    command = ["generate", "--prompts", prompts, "--ray", "local", "--shard-size", 2, "--out", out, *OPTIONS]
+    command = ["generate", "--prompts", prompts, "--ray", address, "--shard-size", 2, "--out", out, *OPTIONS]
     first = spot([*command, "--actors", 1], log)
     wait_for(lambda: list(out.glob("shard-*.jsonl")), first, log)
     first.send_signal(signal.SIGKILL)

@@ -60,9 +60,10 @@ def cluster(address: str, num_cpus: int | None = None) -> Iterator[None]:
             with _quiet_stderr():
                 ray.init(address=address, **common)
         except Exception as error:
-            raise OSError(
-                f"--ray {address}: no Ray cluster there ({_first_line(error)}); 'ray status' on its head node says more"
-            ) from error
+            hint = "'ray status' on its head node says more"
+            if "AuthToken" in _chain(error):
+                hint = "it asks for a token: RAY_AUTH_MODE=token, and the token in ~/.ray/auth_token"
+            raise OSError(f"--ray {address}: no Ray cluster there ({_first_line(error)}); {hint}") from error
         logging.getLogger("ray").setLevel(logging.CRITICAL)  # init sets it anew
         try:
             yield
@@ -132,6 +133,15 @@ def num_gpus(device: str | None) -> int:
     if device is None:
         return int(ray.cluster_resources().get("GPU", 0) >= 1)
     return int(not device.startswith("cpu"))
+
+
+def _chain(error: BaseException | None) -> str:
+    """Return what an error and all that led to it say."""
+    texts: list[str] = []
+    while error is not None and len(texts) < 20:
+        texts.append(str(error))
+        error = error.__cause__ or error.__context__
+    return "\n".join(texts)
 
 
 def _first_line(error: BaseException) -> str:
