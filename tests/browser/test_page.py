@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 import httpx
@@ -73,10 +72,6 @@ def chunks(*texts: str, complete: bool = True) -> str:
     ]
     events = [f"data: {json.dumps({'choices': [c], 'spot': {'seed': 1}})}\n\n" for c in choices]
     return "".join(events) + ("data: [DONE]\n\n" if complete else "")
-
-
-def fulfil(answer: dict[str, Any], route: Any) -> None:
-    route.fulfill(**answer)
 
 
 def answer_with(visit: Visit, *bodies: str, status: int = 200, headers: dict[str, str] | None = None) -> None:
@@ -192,8 +187,9 @@ def test_a_server_that_fails_is_told_in_words(visit: Visit) -> None:
         ("The connection was lost before the answer was complete.", {"status": 200, "body": chunks("a", complete=False)}),
     ]
     visit.page.locator("#prompt").focus()
-    for words, answer in answers:
-        visit.page.route("**/v1/chat/completions", partial(fulfil, answer), times=1)
+    left = [answer for _, answer in answers]  # one route for all: one that ends after its first answer may let the next request through
+    visit.page.route("**/v1/chat/completions", lambda route: route.fulfill(**left.pop(0)))
+    for words, _ in answers:
         visit.ask("x")
         visit.page.locator("#error", has_text=words).wait_for()
     visit.page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
