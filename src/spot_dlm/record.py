@@ -22,7 +22,7 @@ from torch import Tensor
 
 from spot_dlm.artifacts import file_hash, provenance
 from spot_dlm.decode import decode_steps
-from spot_dlm.drafter_files import load_order_model
+from spot_dlm.drafter_files import WEIGHTS, load_order_model
 from spot_dlm.drafters import Root
 from spot_dlm.drafters.order import Order
 from spot_dlm.effects import Effects
@@ -111,7 +111,7 @@ class Recording:
     @property
     def drafter_hash(self) -> str:
         """Hash of the drafter's weights; empty where there is none."""
-        return file_hash(Path(self.drafter) / "model.safetensors") if self.drafter else ""
+        return file_hash(Path(self.drafter) / WEIGHTS) if self.drafter else ""
 
     @cached_property
     def jobs(self) -> list[tuple[int, int]]:

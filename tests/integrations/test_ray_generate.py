@@ -20,6 +20,9 @@ import pytest
 from spot_dlm import artifacts
 from spot_dlm.cli import generate_ray, main, on_ray
 from spot_dlm.distributed.work import _Worker
+from spot_dlm.drafter_files import save_graphs
+from spot_dlm.drafters.registry import SHIPPED_GRAPH
+from spot_dlm.rank_graph import read_graphs
 
 OPTIONS = ["--drafter", "chain", "--nodes", "4", "--max-new-tokens", "20"]
 PATIENCE_S = 240
@@ -176,6 +179,15 @@ def test_bad_input_is_one_line_before_anything_starts(
     assert run("generate", "--prompts", prompts, "--ray", "local", *out) == 2
     assert "--ray needs the package ray: pip install 'spot-dlm[ray]'" in capfd.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_graphs_identify_a_run_as_a_file_and_as_a_folder(tmp_path: Path) -> None:
+    save_graphs(tmp_path / "g", read_graphs(SHIPPED_GRAPH))
+    files = generate_ray.o.DrafterFiles
+    folder = generate_ray._hashes(files(tmp_path / "g"))
+    assert folder == [artifacts.file_hash(tmp_path / "g" / name) for name in ("config.json", "model.safetensors")]
+    assert generate_ray._hashes(files(SHIPPED_GRAPH)) == [artifacts.file_hash(SHIPPED_GRAPH)]
+    assert generate_ray._hashes(files(None, tmp_path / "g")) == folder and generate_ray._hashes(files()) == []
 
 
 def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:

@@ -72,7 +72,12 @@ def passes(
     ] = None,
     graph: Annotated[
         list[Path] | None,
-        typer.Option("--graph", metavar="FILE", help="Calibrated graph for spiffy. Repeatable; default: the shipped ones."),
+        typer.Option(
+            "--graph",
+            metavar="FILE|ID",
+            callback=o.located,
+            help="Calibrated graphs for spiffy: a file, folder or hub id. Repeatable; default: the shipped ones.",
+        ),
     ] = None,
     block_length: Annotated[
         list[int] | None, typer.Option("--block-length", help="Tokens of a block. Repeatable; default: the checkpoint's.")

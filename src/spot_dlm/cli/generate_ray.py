@@ -101,9 +101,10 @@ def shard_path(folder: Path, number: int) -> Path:
 
 
 def _hashes(files: o.DrafterFiles) -> list[str]:
-    """Return the hashes of the drafter's files."""
-    folder = [] if files.file is None else sorted(p for p in files.file.iterdir() if p.suffix in (".json", ".safetensors"))
-    return [artifacts.file_hash(path) for path in [*([] if files.graph is None else [files.graph]), *folder]]
+    """Return the hashes of the drafter's files; each may be a folder of several."""
+    places = [place for place in (files.graph, files.file) if place is not None]
+    parts = [sorted(p for p in at.iterdir() if p.suffix in (".json", ".safetensors")) if at.is_dir() else [at] for at in places]
+    return [artifacts.file_hash(path) for part in parts for path in part]
 
 
 def _prepare(sharded: Sharded, threads: int, expected: dict[str, Any], hashes: list[str]) -> Work:
