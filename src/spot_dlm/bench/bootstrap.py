@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Float64, Int64, Real
 
 RESAMPLES, LEVEL, SEED = 2000, 0.95, 0
+PAIRED = f"{LEVEL:.0%} paired bootstrap over prompts, {RESAMPLES} resamples, seed {SEED}"
+"""How documents name these intervals."""
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from spot_dlm.bench.bootstrap import LEVEL, RESAMPLES, SEED, interval, ratio_interval, resampled_ratio
+from spot_dlm.bench.bootstrap import PAIRED, interval, ratio_interval, resampled_ratio
 from spot_dlm.bench.drafters import BASELINES
 from spot_dlm.bench.passes import Run, Setting
 
@@ -139,6 +139,15 @@ def _difference(ours: Cell, theirs: Cell) -> dict[str, float]:
     return {"difference": difference, "low": low, "high": high, "ratio": ours.acceptance_length / theirs.acceptance_length}
 
 
+def divergences(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Return, for JSON, the runs that are not identical to standard decoding, with where they part."""
+    return [
+        {"id": r.prompt, **r.where(), "audit": r.audit, "problem": r.problem, **(r.divergence.to_dict() if r.divergence else {})}
+        for r in runs
+        if r.problem
+    ]
+
+
 def passes_document(runs: Sequence[Run], facts: Mapping[str, Any], command: str = "") -> dict[str, Any]:
     """Return the JSON document of `passes`."""
     found, together = cells(runs), pooled(runs)
@@ -148,12 +157,8 @@ def passes_document(runs: Sequence[Run], facts: Mapping[str, Any], command: str 
         "pooled": [c.to_dict() for c in together] if several else [],
         "comparisons": comparisons(found) + (comparisons(together) if several else []),
         "all_identical": not any(r.problem for r in runs),
-        "divergences": [
-            {"id": r.prompt, **r.where(), "audit": r.audit, "problem": r.problem, **(r.divergence.to_dict() if r.divergence else {})}
-            for r in runs
-            if r.problem
-        ],
-        "intervals": f"{LEVEL:.0%} paired bootstrap over prompts, {RESAMPLES} resamples, seed {SEED}",
+        "divergences": divergences(runs),
+        "intervals": PAIRED,
         "audited": sum(r.audit for r in runs),
         "provenance": dict(facts),
         "command": command,

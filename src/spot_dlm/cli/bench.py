@@ -15,10 +15,10 @@ from spot_dlm.bench import tradeoff as bench_tradeoff
 from spot_dlm.bench.cells import passes_document
 from spot_dlm.bench.drafters import FAMILIES, entries
 from spot_dlm.cli import options as o
-from spot_dlm.cli.bench_show import check_files, chosen, facts, finish, progress, say, shown_tables, table, where
+from spot_dlm.cli.bench_show import Markdown, Out, Plot, check_files, chosen, facts, finish, progress, shown_tables, table, where
 from spot_dlm.cli.bench_speed import speed
 from spot_dlm.cli.bench_transfer import transfer
-from spot_dlm.cli.show import COMMAND, stderr_console
+from spot_dlm.cli.show import COMMAND, say, stderr_console
 from spot_dlm.drafters import DRAFTERS
 from spot_dlm.tasks import FAMILY_TASKS, GRADED_TASKS, TASKS
 
@@ -39,9 +39,6 @@ def _help(text: str, full: object, quick: object) -> str:
     return f"{text} Default: {shown(full)}; quick: {shown(quick)}." if full != quick else f"{text} Default: {shown(full)}."
 
 
-Out = Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="Write the JSON document there, too.")]
-Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE.md", help="Write the tables there.")]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the figure there (extra 'bench').")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small grid (under three minutes with the shipped model); options override it.")]
 
 

@@ -1,4 +1,4 @@
-"""What the commands of `spot bench` share: files checked first and written last, progress, remarks, provenance and tables.
+"""What the commands of `spot bench` share: options, files checked first and written last, progress, provenance and tables.
 
 Example: `with progress(console, "bench", 12, runs) as advance: advance(tokens)`.
 """
@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -20,11 +20,14 @@ from spot_dlm.bench import plot as plots
 from spot_dlm.bench import report
 from spot_dlm.bench.drafters import Entry
 from spot_dlm.bench.passes import Run
-from spot_dlm.cli.show import COMMAND, progress_bar, provenance
+from spot_dlm.cli.show import COMMAND, now_and_then, progress_bar, provenance, say
 from spot_dlm.interfaces import DecodeParams, Target
 
 _Value = TypeVar("_Value")
-_REMARK_EVERY_S = 30.0
+
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="Write the JSON document there, too.")]
+Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE.md", help="Write the tables there.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the figure there (extra 'bench').")]
 
 
 def chosen(given: _Value | None, preset: _Value) -> _Value:
@@ -43,11 +46,6 @@ def check_files(out: Path | None, markdown: Path | None, plot: Path | None) -> N
         plots.require_matplotlib()
 
 
-def say(console: Console, text: str) -> None:
-    """Print a remark."""
-    console.print(f"spot: {text}", markup=False, highlight=False, soft_wrap=True)
-
-
 def where(run: Run) -> str:
     """Return the line that names a run which is not identical."""
     s = run.setting
@@ -59,14 +57,12 @@ def where(run: Run) -> str:
 @contextmanager
 def progress(console: Console, title: str, total: int, done: Sequence[object]) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal, a plain line now and then elsewhere; an interruption says how far it came."""
-    last = monotonic()
+    is_due = now_and_then()
     with progress_bar(console, title, total, shown=console.is_terminal) as advance:
 
         def step(tokens: int) -> None:
-            nonlocal last
             advance(tokens)
-            if not console.is_terminal and monotonic() - last > _REMARK_EVERY_S:
-                last = monotonic()
+            if not console.is_terminal and is_due(False):
                 say(console, f"{title}: {len(done)} of {total} runs")
 
         try:

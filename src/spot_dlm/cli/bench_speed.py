@@ -5,7 +5,6 @@ Example: `spot bench speed --quick --out speed.json --plot speed.png`.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
@@ -19,8 +18,8 @@ from spot_dlm.bench.speed_figures import speed_document, speed_tables
 from spot_dlm.bench.speed_plan import INSIDE, NAMES, PLAIN, Method, Plan, methods
 from spot_dlm.bench.speed_plot import speed_figure
 from spot_dlm.cli import options as o
-from spot_dlm.cli.bench_show import check_files, chosen, facts, finish, say, table
-from spot_dlm.cli.show import COMMAND, progress_bar, stderr_console
+from spot_dlm.cli.bench_show import Out, Plot, check_files, chosen, facts, finish, table
+from spot_dlm.cli.show import COMMAND, now_and_then, progress_bar, say, stderr_console
 from spot_dlm.drafters import Calibrated
 from spot_dlm.interfaces import Drafter, Target
 from spot_dlm.tasks import FAMILY_TASKS, SPLITS, TASKS
@@ -37,7 +36,6 @@ QUICK: dict[str, Any] = FULL | {
     "task": ["json", "rewrite"], "rule": ["bfloat16"], "prefix": [64, 512], "limit": 2, "repeats": 2, "max_new_tokens": 32,
     "drafter": {"chain": [4], "calibrated": [4], "order": [4, "auto"], "order" + INSIDE: [4]},
 }  # fmt: skip
-_REMARK_EVERY_S = 15.0
 
 
 def _help(text: str, name: str) -> str:
@@ -85,8 +83,8 @@ def speed(
     quick: Annotated[
         bool, typer.Option("--quick", help="A small grid (under four minutes with the shipped model); options override it.")
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="Write the JSON document there, too.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the figure there (extra 'bench').")] = None,
+    out: Out = None,
+    plot: Plot = None,
     as_json: o.Json = False,
     dtype: o.Dtype = None,
     device: o.Device = None,
@@ -218,16 +216,15 @@ def _check_graphs(drafter: Calibrated, target: Target, plan: Plan) -> None:
 def _progress(console: Console, total: int) -> Iterator[Callable[[int, float], None]]:
     """Show a bar on a terminal, else a line now and then with the time left; an interruption says how far it came."""
     first: tuple[float, float] | None = None  # time and share of the first run: what came before was loading and compiling
-    last, done = monotonic(), 0.0
+    is_due, done = now_and_then(), 0.0
     with progress_bar(console, "bench speed", total, shown=console.is_terminal) as advance:
 
         def step(tokens: int, share: float) -> None:
-            nonlocal first, last, done
+            nonlocal first, done
             advance(tokens)
             done, now = share, monotonic()
             first = first or (now, share)
-            if not console.is_terminal and now - last > _REMARK_EVERY_S and share > first[1]:
-                last = now
+            if not console.is_terminal and share > first[1] and is_due(False):
                 left = (now - first[0]) * (1 - share) / (share - first[1])
                 say(console, f"bench speed: {share:.0%} done, about {left:.0f} s left")
 

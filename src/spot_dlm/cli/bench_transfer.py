@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 from typing import Annotated, Any
 
 import typer
@@ -17,19 +16,18 @@ from rich.text import Text
 from spot_dlm.bench import passes as bench_passes
 from spot_dlm.bench import report
 from spot_dlm.bench import transfer as bench
-from spot_dlm.bench.bootstrap import LEVEL, RESAMPLES, SEED
-from spot_dlm.bench.cells import pooled
+from spot_dlm.bench.bootstrap import PAIRED
+from spot_dlm.bench.cells import divergences, pooled
 from spot_dlm.cli import options as o
-from spot_dlm.cli.bench_show import check_files, facts, finish, progress, say, table, where
+from spot_dlm.cli.bench_show import Markdown, Out, check_files, facts, finish, progress, table, where
 from spot_dlm.cli.jsonl import read_prompts
-from spot_dlm.cli.show import COMMAND, stderr_console
+from spot_dlm.cli.show import COMMAND, now_and_then, say, stderr_console
 from spot_dlm.drafter_files import OrderModelFile, load_order_model
 from spot_dlm.drafters.registry import SHIPPED_MODELS
 from spot_dlm.tasks import FAMILY_TASKS, TASKS
 from spot_dlm.train import TrainParams
 
 DEFAULT_STEPS = 1500
-_REMARK_EVERY_S = 30.0
 
 
 def transfer(
@@ -61,8 +59,8 @@ def transfer(
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens of an answer; a whole canvas has so many.")] = 64,
     seed: o.Seed = 0,
     audit: Annotated[int, typer.Option("--audit", help="Prompts of each task and setting decoded again with every row evaluated.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="Write the JSON document there, too.")] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE.md", help="Write the tables there.")] = None,
+    out: Out = None,
+    markdown: Markdown = None,
     dtype: o.Dtype = None,
     device: o.Device = None,
     workers: Annotated[int, typer.Option("--workers", help="Processes that record traces.")] = 1,
@@ -141,12 +139,10 @@ def _fit(
     options: o.TargetOptions,
     console: Console,
 ) -> None:
-    said = monotonic()
+    is_due = now_and_then()
 
     def recorded(done: int, total: int) -> None:
-        nonlocal said
-        if monotonic() - said > _REMARK_EVERY_S or done == total:
-            said = monotonic()
+        if is_due(done == total):
             say(console, f"{subject.name}: {done} of {total} sequences recorded")
 
     target = o.open_target(subject.model, options)
@@ -158,12 +154,10 @@ def _fit(
 
 
 def _train(name: str, kind: str, traces: list[Path], out: Path, steps: int, initial: OrderModelFile, console: Console) -> None:
-    said = monotonic()
+    is_due = now_and_then()
 
     def trained(step: int, row: dict[str, float]) -> None:
-        nonlocal said
-        if "score" in row or monotonic() - said > _REMARK_EVERY_S:
-            said = monotonic()
+        if is_due("score" in row):
             reached = f", {row['acceptance_8']:.3f} steps a pass with 8 nodes" if "score" in row else ""
             say(console, f"{name}, {kind}: step {step} of {steps}{reached}")
 
@@ -192,8 +186,8 @@ def _compare(
         found = pooled(runs)
         document["cells"] += [{"target": subject.name} | cell.to_dict() for cell in found]
         document["comparisons"] += bench.comparisons(subject.name, found)
-        document["divergences"] += [{"target": subject.name, "id": r.prompt, **r.where(), "problem": r.problem} for r in runs if r.problem]
+        document["divergences"] += [{"target": subject.name, **row} for row in divergences(runs)]
         about = facts(target, grid.params(0.0, "float32", None, 1), drafters)
         document["targets"].append({"name": subject.name, "model": subject.model, "provenance": about})
-    document["intervals"] = f"{LEVEL:.0%} paired bootstrap over prompts, {RESAMPLES} resamples, seed {SEED}"
+    document["intervals"] = PAIRED
     return document | {"tasks": list(grid.tasks), "split": grid.split, "limit": grid.limit, "command": COMMAND.get()}

@@ -5,6 +5,7 @@ Example: `spot eval --task json --task my-questions.jsonl --limit 50`.
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +15,10 @@ from spot_dlm import artifacts
 from spot_dlm.bench import accuracy as bench_accuracy
 from spot_dlm.bench.report import check_writable
 from spot_dlm.cli import options as o
-from spot_dlm.cli.bench_show import say as say_on
 from spot_dlm.cli.bench_show import table
 from spot_dlm.cli.generate import check_overrides, prepare
 from spot_dlm.cli.prompts import DEFAULT_LIMIT, graded_lines
-from spot_dlm.cli.show import COMMAND, progress_bar, provenance, stderr_console
+from spot_dlm.cli.show import COMMAND, progress_bar, provenance, say, stderr_console
 from spot_dlm.drafters import build_drafter
 from spot_dlm.tasks import GRADED_TASKS, TASKS
 
@@ -91,13 +91,11 @@ def evaluate(
     build_drafter(drafter, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
     console = stderr_console()
 
-    def say(text: str) -> None:
-        say_on(console, text)
-
-    named = graded_lines(task or GRADED_TASKS, split, limit, say)
+    remark = partial(say, console)
+    named = graded_lines(task or GRADED_TASKS, split, limit, remark)
     check_overrides([line for _, line in named], sampler)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
-    guess = o.open_drafter(drafter, target.spec, files, say, [params])
+    guess = o.open_drafter(drafter, target.spec, files, remark, [params])
     questions = []
     for name, line in named:
         job = prepare(target, line, params)
@@ -109,11 +107,11 @@ def evaluate(
         pairs.append(pair)
         advance(pair.speculative.counts.tokens)
         if not pair.same_answer:
-            say(f"not identical: {pair.question.source}, {pair.question.id}")
+            remark(f"not identical: {pair.question.source}, {pair.question.id}")
 
     try:
         with progress_bar(console, "evaluating", len(questions), shown=console.is_terminal) as advance:
-            bench_accuracy.run(target, questions, guess, batch, seen, say)
+            bench_accuracy.run(target, questions, guess, batch, seen, remark)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted after {len(pairs)} of {len(questions)} prompts; nothing was written") from None
     facts = artifacts.provenance(target.spec, COMMAND.get()) | provenance(target, params)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from spot_dlm.canvas import Canvas
 from spot_dlm.cli import options as o
 from spot_dlm.cli.jsonl import PromptLine, ResultFile, read_prompts
 from spot_dlm.cli.on_ray import SHARD_SIZE, Place, check_ray
-from spot_dlm.cli.show import one_line, progress_bar, provenance, stats_table, stderr_console
+from spot_dlm.cli.show import one_line, progress_bar, provenance, say, stats_table, stderr_console
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target
 from spot_dlm.sequence import Event, Finished, Result, check_prompt
@@ -127,7 +128,7 @@ def generate(
         generate_on_ray(sharded, out, Place(ray, actors, threads or 1, device), console, stats)
         return
     target = o.open_target(model, options)
-    guess = o.open_drafter(drafter, target.spec, files, lambda text: console.print(f"spot: {text}", highlight=False), [params])
+    guess = o.open_drafter(drafter, target.spec, files, partial(say, console), [params])
     jobs = [prepare(target, line, params) for line in lines]
     settings = provenance(target, params) | {"drafter": guess.name, "nodes": params.nodes, "raw": raw, "strict": strict}
     with ExitStack() as stack:
@@ -147,7 +148,7 @@ def _prompt_lines(prompt: str | None, prompts: Path | None, console: Console) ->
     if prompts is not None:
         if prompt is not None:
             raise ValueError("give a prompt or --prompts FILE, not both")
-        return read_prompts(prompts, lambda message: console.print(f"spot: {message}", markup=False, soft_wrap=True))
+        return read_prompts(prompts, partial(say, console))
     where = "the prompt"
     if prompt is None or prompt == "-":
         if sys.stdin is None or sys.stdin.isatty():
@@ -243,7 +244,7 @@ class Run:
         todo = list(self._todo(jobs))
         total = len(todo) + self.num_skipped
         if self.num_skipped:
-            self._console.print(f"spot: {self.num_skipped} of {total} decodes are finished already", highlight=False)
+            self._say(f"{self.num_skipped} of {total} decodes are finished already")
         rows: list[dict[str, Any]] = []
         prints = self._file is None and not self._quiet
         on_screen = prints and sys.stdout is not None and sys.stdout.isatty()
@@ -316,7 +317,7 @@ class Run:
                     yield result_row(job, sample, numbered[number], event.result) | more
 
     def _say(self, text: str) -> None:
-        self._console.print(f"spot: {text}", markup=False, highlight=False, soft_wrap=True)
+        say(self._console, text)
 
     def _print_texts(self, all_of_them: bool = False) -> None:
         """Print the samples of one prompt in order, each once those before it are there, at the end whatever is left."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -142,7 +143,7 @@ def generate_on_ray(sharded: Sharded, folder: Path, place: Place, console: Conso
     """
     began = monotonic()
     target = o.open_target(sharded.model, _driver_options(sharded.options))
-    drafter = o.open_drafter(sharded.drafter, target.spec, sharded.files, lambda text: say(console, text), [sharded.params])
+    drafter = o.open_drafter(sharded.drafter, target.spec, sharded.files, partial(say, console), [sharded.params])
     for line in sharded.lines:
         prepare(target, line, sharded.params)
     settings = sharded.settings(target, drafter.name)

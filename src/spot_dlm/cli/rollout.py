@@ -4,6 +4,7 @@ Example: `spot rollout --prompts prompts.jsonl --samples 8 --temperature 1 --out
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from spot_dlm.cli import options as o
 from spot_dlm.cli.generate import Job, Observer, Run, batch_size, check_overrides, prepare
 from spot_dlm.cli.jsonl import PromptLine, ResultFile, read_prompts
 from spot_dlm.cli.prompts import task_lines
-from spot_dlm.cli.show import provenance, stats_table, stderr_console
+from spot_dlm.cli.show import provenance, say, stats_table, stderr_console
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams
 from spot_dlm.rollout import FILE_NAME, FORMAT, LOGPROBS, RAW_LOGPROBS, Recording
@@ -100,16 +101,14 @@ def rollout(
     build_drafter(drafter, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
     console = stderr_console()
 
-    def say(text: str) -> None:
-        console.print(f"spot: {text}", markup=False, highlight=False, soft_wrap=True)
-
+    remark = partial(say, console)
     if (prompts is None) == (not task):
         raise ValueError("give --prompts FILE or --task NAME, one of them")
-    lines = task_lines(task or [], split, limit) if prompts is None else read_prompts(prompts, say, graded=True)[:limit]
+    lines = task_lines(task or [], split, limit) if prompts is None else read_prompts(prompts, remark, graded=True)[:limit]
     check_overrides(lines, sampler)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
     Recording(target.spec, params, raw_logprobs)  # what cannot be recorded shows before anything is decoded
-    guess = o.open_drafter(drafter, target.spec, files, say, [params])
+    guess = o.open_drafter(drafter, target.spec, files, remark, [params])
     jobs = [prepare(target, line, params) for line in lines]
     settings = provenance(target, params) | {
         "drafter": guess.name, "nodes": params.nodes, "raw": raw, "strict": strict, "rollouts": FORMAT, "logprobs": LOGPROBS,

@@ -5,6 +5,7 @@ Example: `spot serve --port 8000`.
 
 import os
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from spot_dlm.batch import MAX_CACHED_TOKENS, MAX_REQUESTS
 from spot_dlm.budget import MOST_NODES
 from spot_dlm.cli import options as o
 from spot_dlm.cli.on_ray import Place, absolute, check_ray, here
-from spot_dlm.cli.show import stderr_console
+from spot_dlm.cli.show import say, stderr_console
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import Drafter, Target
 
@@ -94,9 +95,7 @@ def serve(
     o.check_strict(strict, nodes)
     console = stderr_console()
 
-    def say(text: str) -> None:
-        console.print(f"spot: {text}", markup=False, highlight=False, soft_wrap=True)
-
+    remark = partial(say, console)
     settings = Settings(
         name=name or (Path(model).resolve().name if Path(model).exists() else model),
         max_requests=batch, queue=queue, max_cached_tokens=max_cached_tokens, max_body_bytes=max_body, timeout_s=timeout, grace_s=grace,
@@ -108,7 +107,7 @@ def serve(
     options, files = o.TargetOptions(dtype, device, threads, raw, strict, family, cache), o.DrafterFiles(graph, drafter_file, transfer)
     with listen(host, port) as listener:
         if not settings.api_key and host not in ("127.0.0.1", "::1", "localhost"):
-            say(f"anybody who reaches {host} may use this server: set {API_KEY} or --api-key-file")
+            remark(f"anybody who reaches {host} may use this server: set {API_KEY} or --api-key-file")
         if ray is not None:
             port = listener.getsockname()[1]
             listener.close()  # a Ray process will have the port
@@ -117,12 +116,12 @@ def serve(
                 from spot_dlm.distributed.replicas import Replicas, serve_on_ray
 
                 arguments = (here(model), replace(options, threads=cpus), drafter, absolute(files))
-                serve_on_ray(_open, arguments, settings, Replicas(count, cpus, gpus), host, port, say)
+                serve_on_ray(_open, arguments, settings, Replicas(count, cpus, gpus), host, port, remark)
             return
         target = o.open_target(model, options)
-        guess = o.open_drafter(drafter, target.spec, files, say)
-        say(f"serving {settings.name} on {address(listener)}/v1")
-        run(target, guess, settings, listener, say)
+        guess = o.open_drafter(drafter, target.spec, files, remark)
+        remark(f"serving {settings.name} on {address(listener)}/v1")
+        run(target, guess, settings, listener, remark)
 
 
 def _open(model: str, options: o.TargetOptions, drafter: str, files: o.DrafterFiles) -> tuple[Target, Drafter]:

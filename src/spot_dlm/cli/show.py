@@ -129,12 +129,12 @@ def progress_lines(console: Console, verb: str, done_word: str, unit: str) -> It
     columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     shown = console.is_terminal
     bar = Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False, redirect_stderr=False)
-    began, first, said = monotonic(), -1, monotonic()
+    began, first, is_due = monotonic(), -1, now_and_then()
     with bar:
         row = bar.add_task(verb, total=None, rate="")
 
         def show(done: int, total: int) -> None:
-            nonlocal began, first, said
+            nonlocal began, first
             now = monotonic()
             if first < 0:
                 began, first = now, done
@@ -142,11 +142,23 @@ def progress_lines(console: Console, verb: str, done_word: str, unit: str) -> It
                     say(console, f"{done} of {total} {unit} are {done_word} already")
             rate = (done - first) / max(now - began, 1e-9)
             bar.update(row, completed=done, total=total, rate=f"{rate:.1f} {unit}/s" if done > first else "")
-            if not shown and done > first and (now - said >= PLAIN_EVERY_S or done == total):
-                said = now
+            if not shown and done > first and is_due(done == total):
                 say(console, f"{done} of {total} {unit}, {rate:.1f} a second, {(total - done) / max(rate, 1e-9):.0f} s left")
 
         yield show
+
+
+def now_and_then() -> Callable[[bool], bool]:
+    """Return what says whether a line of progress is due: one does every PLAIN_EVERY_S seconds, or where the argument says so."""
+    said = monotonic()
+
+    def is_due(at_once: bool = False) -> bool:
+        nonlocal said
+        due = at_once or monotonic() - said >= PLAIN_EVERY_S
+        said = monotonic() if due else said
+        return due
+
+    return is_due
 
 
 def say(console: Console, message: str) -> None:

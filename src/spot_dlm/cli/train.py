@@ -19,15 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from spot_dlm import train as training
 from spot_dlm.checkpoint import interrupted_run
 from spot_dlm.cli import options as o
-from spot_dlm.cli.show import COMMAND, stderr_console
+from spot_dlm.cli.show import COMMAND, now_and_then, say, stderr_console
 from spot_dlm.drafter_files import OrderModelFile, load_order_model
 from spot_dlm.order_model import Kind
 from spot_dlm.traces import join_traces, read_traces
 from spot_dlm.train_plots import report
 from spot_dlm.workers import exclusive
 
-PLAIN_EVERY_S = 30.0
-"""Seconds between two lines of progress where stderr is no terminal."""
 _DEFAULT_STEPS = ", ".join(f"{training.DEFAULTS[k].get('steps', training.TrainParams.steps)} for {k}" for k in get_args(Kind))
 
 
@@ -87,9 +85,9 @@ def train(
     params = training.TrainParams(**chosen, bfloat16=bfloat16)
     done = saved[0] if saved else 0
     state = f"continues at step {done} of {params.steps}" if done else f"{params.steps} steps"
-    _say(console, f"{kind}: {state} on {place}, {'bfloat16' if bfloat16 else 'float32'}; {len(recorded.sequence['prompt'])} sequences")
+    say(console, f"{kind}: {state} on {place}, {'bfloat16' if bfloat16 else 'float32'}; {len(recorded.sequence['prompt'])} sequences")
     about = _train(recorded, out, params, place, done, console, initial)
-    about |= {"reliability": report(recorded, out, lambda remark: _say(console, remark))}
+    about |= {"reliability": report(recorded, out, lambda remark: say(console, remark))}
     best, files = about["best"], sorted(p.name for p in out.iterdir() if not p.name.startswith("."))
     lengths = {k: round(best[k], 4) for budget in training.BUDGETS for k in (f"acceptance_{budget}", f"expected_{budget}")}
     config = json.loads((out / "config.json").read_text("utf-8"))
@@ -159,10 +157,6 @@ def _train(
     return about
 
 
-def _say(console: Console, message: str) -> None:
-    console.print(f"spot: {message}", markup=False, highlight=False, soft_wrap=True)
-
-
 @contextmanager
 def _progress(console: Console, total: int, first: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
     """Show a bar with losses, rate and time left, or an occasional line where there is no terminal; evaluations get a line of their own."""
@@ -170,25 +164,21 @@ def _progress(console: Console, total: int, first: int) -> Iterator[Callable[[in
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), losses, rate, TimeRemainingColumn())
     shown = console.is_terminal
     bar = Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False, redirect_stderr=False)
-    began = said = monotonic()
+    began, is_due = monotonic(), now_and_then()
     with bar:
         task = bar.add_task("training", total=total, completed=first, losses="", rate="")
 
         def show(step: int, row: dict[str, float]) -> None:
-            nonlocal said
-            now = monotonic()
-            speed = (step - first) / max(now - began, 1e-9)
+            speed = (step - first) / max(monotonic() - began, 1e-9)
             text = f"order {row['order_loss']:.3f}, token {row['token_loss']:.3f}"
             bar.update(task, completed=step, losses=text, rate=f"{speed:.1f} steps/s")
+            due = is_due("score" in row)
             if "score" in row:
                 lengths = "; ".join(
                     f"N={n}: {row[f'acceptance_{n}']:.3f} steps a pass, expected {row[f'expected_{n}']:.3f}" for n in training.BUDGETS
                 )
-                _say(console, f"step {step}: {text}; {lengths}")
-            elif not shown and now - said >= PLAIN_EVERY_S:
-                _say(console, f"step {step} of {total}: {text}, {speed:.1f} steps/s, {(total - step) / max(speed, 1e-9):.0f} s left")
-            else:
-                return
-            said = now
+                say(console, f"step {step}: {text}; {lengths}")
+            elif due and not shown:
+                say(console, f"step {step} of {total}: {text}, {speed:.1f} steps/s, {(total - step) / max(speed, 1e-9):.0f} s left")
 
         yield show

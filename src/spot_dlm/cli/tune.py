@@ -16,8 +16,8 @@ from rich.table import Table
 from spot_dlm.bench.plot import _png
 from spot_dlm.budget import MOST_NODES, CostProfile
 from spot_dlm.cli import options as o
-from spot_dlm.cli.bench_show import check_files, say
-from spot_dlm.cli.show import COMMAND, progress_bar, stderr_console
+from spot_dlm.cli.bench_show import check_files
+from spot_dlm.cli.show import COMMAND, progress_bar, say, stderr_console
 from spot_dlm.decode import trial
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import DecodeParams, Drafter, Target

@@ -6,6 +6,7 @@ Example: `spot verify --task json --limit 5 --drafter all --nodes 2 --nodes 8 --
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +21,7 @@ from spot_dlm.cli import options as o
 from spot_dlm.cli.generate import Job, check_overrides, prepare
 from spot_dlm.cli.jsonl import PromptLine, read_prompts
 from spot_dlm.cli.prompts import task_lines
-from spot_dlm.cli.show import COMMAND, progress_bar, provenance, stderr_console
+from spot_dlm.cli.show import COMMAND, progress_bar, provenance, say, stderr_console
 from spot_dlm.compare import Divergence, Trajectory, first_divergence, refine, standard_trajectory
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import Drafter, Target
@@ -142,16 +143,16 @@ def verify(
     check_overrides(lines, sampler)
     target = o.open_target(model, o.TargetOptions(dtype, device, threads, raw, strict, family, cache))
 
-    say = o.once(lambda text: console.print(f"spot: {text}", highlight=False))
-    everywhere = [n for n in dict.fromkeys(names) if n in drafter or not o.is_left_out(n, target.spec, files, say)]
-    built = [o.open_drafter(n, target.spec, files, say, grid) for n in everywhere]
+    remark = o.once(partial(say, console))
+    everywhere = [n for n in dict.fromkeys(names) if n in drafter or not o.is_left_out(n, target.spec, files, remark)]
+    built = [o.open_drafter(n, target.spec, files, remark, grid) for n in everywhere]
     drafters = list({d.name: d for d in built}.values())
     jobs = [prepare(target, line, params) for line in lines for params in reference_grid]
     jobs = list({(j.line.index, j.params): j for j in jobs}.values())
     cases: list[Case] = []
     try:
         with progress_bar(console, "verifying", len(jobs) * len(drafters) * len(budgets), shown=console.is_terminal) as advance:
-            for case in _cases(target, jobs, drafters, budgets, batch, say):
+            for case in _cases(target, jobs, drafters, budgets, batch, remark):
                 cases.append(case)
                 advance(case.speculative.tokens)
                 if case.divergence is not None:
@@ -186,7 +187,7 @@ def _prompt_lines(prompts: Path | None, task: list[str] | None, limit: int | Non
     if prompts is not None:
         if task:
             raise ValueError("give --prompts FILE or --task NAME, not both")
-        return read_prompts(prompts, lambda message: console.print(f"spot: {message}", markup=False, soft_wrap=True))[:limit]
+        return read_prompts(prompts, partial(say, console))[:limit]
     return task_lines(task or FAMILY_TASKS, limit=limit or DEFAULT_LIMIT)
 
 
