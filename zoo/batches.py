@@ -45,6 +45,37 @@ class Batch:
     families: list[str]
     num_tokens: int
 
+    @classmethod
+    def of(
+        cls,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        allowed: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray,
+        families: Sequence[str],
+        num_tokens: int,
+    ) -> "Batch":
+        """Return the batch of B sequences of T tokens; those with a weight predict.
+
+        Args:
+            ids, positions, targets, weights: [B, T].
+            allowed: [B, T, T], who attends to whom.
+            families: of each sequence.
+            num_tokens: clean tokens, for the count of what was seen.
+        """
+        rows = np.flatnonzero(weights.reshape(-1))
+        return cls(
+            ids=torch.from_numpy(ids),
+            positions=torch.from_numpy(positions),
+            mask=torch.from_numpy(allowed[:, None]),
+            rows=torch.from_numpy(rows),
+            targets=torch.from_numpy(targets.reshape(-1)[rows]),
+            weights=torch.from_numpy(weights.reshape(-1)[rows]),
+            families=[families[int(r) // ids.shape[1]] for r in rows],
+            num_tokens=num_tokens,
+        )
+
 
 def encode(tokenizer: Tokenizer, sample: Sample) -> Encoded:
     """Encode a sample in the chat layout of the shipped tokenizer; sample text never yields special ids."""
@@ -171,14 +202,4 @@ def build(
     )
     allowed &= valid[:, None, :]
     allowed |= np.eye(total, dtype=bool)  # a padding row attends to itself, so that no row is empty
-    rows = np.flatnonzero(weights.reshape(-1))
-    return Batch(
-        ids=torch.from_numpy(ids),
-        positions=torch.from_numpy(positions),
-        mask=torch.from_numpy(allowed[:, None]),
-        rows=torch.from_numpy(rows),
-        targets=torch.from_numpy(targets.reshape(-1)[rows]),
-        weights=torch.from_numpy(weights.reshape(-1)[rows]),
-        families=[samples[int(r) // total].family for r in rows],
-        num_tokens=sum(lengths),
-    )
+    return Batch.of(ids, positions, allowed, targets, weights, [s.family for s in samples], sum(lengths))

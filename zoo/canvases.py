@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
 from zoo.batches import PAD_END_WEIGHT, Batch, Encoded, choose_masked, results
@@ -56,14 +55,5 @@ def build(tokenizer: Tokenizer, samples: Sequence[Encoded], block_length: int, r
                 targets[row, at - shifted] = tokens[at]
                 weights[row, at - shifted] = importance[hidden] / len(at)
     allowed = np.broadcast_to(valid[:, None, :], (*shape, total)) | np.eye(total, dtype=bool)
-    rows = np.flatnonzero(weights.reshape(-1))
-    return Batch(
-        ids=torch.from_numpy(ids),
-        positions=torch.from_numpy(np.broadcast_to(np.arange(total), shape).copy()),
-        mask=torch.from_numpy(allowed[:, None]),
-        rows=torch.from_numpy(rows),
-        targets=torch.from_numpy(targets.reshape(-1)[rows]),
-        weights=torch.from_numpy(weights.reshape(-1)[rows]),
-        families=[samples[int(r) // total // 2].family for r in rows],
-        num_tokens=int(valid.sum()) // 2,
-    )
+    positions = np.broadcast_to(np.arange(total), shape).copy()
+    return Batch.of(ids, positions, allowed, targets, weights, [s.family for s in samples for _ in range(2)], int(valid.sum()) // 2)
