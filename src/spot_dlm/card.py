@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spot_dlm.drafter_files import CALIBRATED, trained_rules
+from spot_dlm.drafter_files import CALIBRATED, REPOSITORY, trained_rules
 
 TAGS = ["speculative-decoding", "diffusion-language-model", "drafter", "spot-dlm"]
 
@@ -43,7 +43,7 @@ def read_results(path: Path, about: Mapping[str, Any], shipped_sha256: Sequence[
     if not isinstance(rows, list) or not isinstance(origin, dict):
         raise ValueError(f"--results {path}: holds no rows with provenance; give a file of 'spot verify --json' or 'spot bench passes'")
     theirs, ours = origin.get("fingerprint"), (about.get("target") or {}).get("fingerprint")
-    if theirs != ours:
+    if not theirs or theirs != ours:  # nothing said is no proof
         raise ValueError(f"--results {path}: was measured on target {theirs}, this drafter was fitted on {ours}")
     command = str(document.get("command") or origin.get("command") or "")
     given = "--drafter-file" in command or "--graph" in command
@@ -80,7 +80,7 @@ def card(about: Mapping[str, Any], measured: Sequence[Measured] = (), given: Seq
 
     target = about.get("target") or {}
     name = str(target.get("name", "?"))
-    base = name if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) else None
+    base = name if re.fullmatch(REPOSITORY, name) else None
     data = ModelCardData(library_name="spot-dlm", tags=[*TAGS, f"spot-{about['kind']}"], base_model=base)
     heading = title or f"Drafter ({about['kind']}) for {name}"
     parts = [

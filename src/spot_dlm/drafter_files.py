@@ -28,6 +28,8 @@ FORMAT = "spot-drafter/2"
 _FIRST = "spot-drafter/1"
 SPECULATORS_VERSION = "0.9.0"
 """The release of speculators whose fields config.json has."""
+REPOSITORY = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
+"""How the hub names repositories."""
 CALIBRATED = "calibrated"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _CLASSES = {"order": "OrderModel", "linear": "OrderModel", CALIBRATED: "RankGraph"}

@@ -10,12 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from spot_dlm.drafter_files import CONFIG, WEIGHTS, load_fitted, read_config
+from spot_dlm.drafter_files import CONFIG, REPOSITORY, WEIGHTS, load_fitted, read_config
 
 CARD = "README.md"
 FILES = (CONFIG, WEIGHTS, CARD)
 """What a drafter's repository holds."""
-_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
+_ID = re.compile(rf"(?P<repo>{REPOSITORY})(@(?P<revision>[\w./-]+))?")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def push_drafter(folder: Path, repo: str, private: bool = False, dry_run: bool =
     """
     import huggingface_hub
 
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", repo):
+    if not re.fullmatch(REPOSITORY, repo):
         raise ValueError(f"--repo {repo!r} must be owner/name")
     load_fitted(folder)
     if not (folder / CARD).is_file():
@@ -78,18 +78,17 @@ def push_drafter(folder: Path, repo: str, private: bool = False, dry_run: bool =
     if huggingface_hub.get_token() is None:
         raise ValueError("not logged in to the hub; run 'hf auth login' or set HF_TOKEN")
     api = huggingface_hub.HfApi(library_name="spot-dlm", library_version=version("spot-dlm"))
+    message = f"Drafter ({read_config(folder)['kind']}) by spot-dlm {version('spot-dlm')}"
+    done: Any = None
     try:
         api.create_repo(repo, private=private or None, exist_ok=True)
-        if private and not api.repo_info(repo).private:
-            raise ValueError(f"{repo} exists and is public; make it private on its page, or leave out --private")
-        message = f"Drafter ({read_config(folder)['kind']}) by spot-dlm {version('spot-dlm')}"
-        done: Any = api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=list(FILES), commit_message=message)
-    except ValueError as error:
-        if str(error).startswith(f"{repo} exists"):
-            raise
+        is_public = private and not api.repo_info(repo).private
+        if not is_public:
+            done = api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=list(FILES), commit_message=message)
+    except Exception as error:  # httpx, OSError and huggingface_hub's own
         raise ValueError(f"{repo}: nothing was pushed: {_reason(error, repo, None)}") from error
-    except Exception as error:
-        raise ValueError(f"{repo}: nothing was pushed: {_reason(error, repo, None)}") from error
+    if is_public:
+        raise ValueError(f"{repo} exists and is public; make it private on its page, or leave out --private")
     return Upload(repo, upload.files, str(getattr(done, "commit_url", done)))
 
 

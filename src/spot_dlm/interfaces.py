@@ -21,6 +21,8 @@ Stop = Literal["block", "prefix", "never"]
 Blocks = Literal["grid", "generated", "whole"]
 MAX_NODES = 4096
 """Nodes of one prompt's pass at most."""
+SAMPLES_PER_PROMPT = 2**32
+"""Sample s of prompt p has the noise of sequence p times this plus s, in whatever way the prompts are given."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from spot_dlm.batch import MAX_REQUESTS, Failed, Id, Request, decode_batch
 from spot_dlm.budget import Budget
 from spot_dlm.confidence import measure
-from spot_dlm.interfaces import DecodeParams, Drafter, Target, TargetSpec
+from spot_dlm.interfaces import SAMPLES_PER_PROMPT, DecodeParams, Drafter, Target, TargetSpec
 from spot_dlm.layout import Layout
 from spot_dlm.sequence import Event, Finished, Pass, Result
 from spot_dlm.transition import Sampling, Transition, UnmaskRule, filter_logits, temper
@@ -32,8 +32,6 @@ FILE_NAME = "rollouts.jsonl"
 LOGPROBS = "log-softmax of logits / temperature after suppressed ids, top-k and top-p; of the logits as they are at temperature 0"
 """What `logprobs` are, said in every file."""
 RAW_LOGPROBS = "log-softmax of the logits as they are"
-SAMPLES_PER_PROMPT = 2**32
-"""A sample's noise key is the prompt's number times this, plus the sample's number."""
 
 V = TypeVar("V")
 

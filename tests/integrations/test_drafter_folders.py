@@ -14,6 +14,7 @@ from trace_toys import random_model, saved_model
 
 import spot_dlm as spot
 from spot_dlm.artifacts import file_hash
+from spot_dlm.card import read_results
 from spot_dlm.cli import main
 from spot_dlm.drafter_files import load_fitted, load_graphs, read_config, save_fitted, save_graphs
 from spot_dlm.drafters import DRAFTERS
@@ -183,6 +184,12 @@ def test_card_without_results(tmp_path: Path, capsys) -> None:
     assert "Not measured." in (tmp_path / "o" / "README.md").read_text("utf-8")
     code, _, error = _run(capsys, "drafter", "save", str(folder), "--out", str(tmp_path / "p"), "--results", str(RESULTS))
     assert code == 2 and "was measured on target 3cacde61aa85a2de" in error and not (tmp_path / "p").exists()
+
+
+def test_results_that_name_no_target_prove_nothing(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text('{"rows": [], "provenance": {}, "command": "x --drafter-file y"}', "utf-8")
+    with pytest.raises(ValueError, match="was measured on target None, this drafter was fitted on None"):
+        read_results(tmp_path / "r.json", {"kind": "order"})
 
 
 def test_results_of_another_drafter(tmp_path: Path, capsys) -> None:

@@ -136,6 +136,8 @@ def test_prompts_are_those_of_spot_generate(target: spot.Target) -> None:
     assert [t for t in ("1?", "2", "3?") if t in target.decode(ids)] == ["1?", "2", "3?"]
     opened = lm.apply_chat_template([turns[0], {"role": "assistant", "content": "The"}], add_generation_prompt=False)
     assert opened.endswith("The")
+    with pytest.raises(ValueError, match="NUL character"):
+        lm.apply_chat_template([{"role": "user", "content": "a\0b"}])
     bare = SpotLM()
     assert bare._prompts.encode("<|im_end|> a") == spot.load_target(use_template=False).encode("<|im_end|> a")
 

@@ -11,7 +11,7 @@ from spot_dlm.bench.drafters import in_order
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_STYLES = {
+STYLES = {
     "root": ("#999999", ":", "."), "ltr": ("#8c564b", "--", "v"),
     "chain-published": ("#9edae5", "--", "s"), "chain": ("#1f77b4", "--", "s"),
     "spiffy": ("#2ca02c", "--", "^"), "linear": ("#ff7f0e", "-", "D"), "order": ("#d62728", "-", "o"), "oracle": ("#333333", ":", "*"),
@@ -30,7 +30,8 @@ def require_matplotlib() -> None:
         raise ValueError("--plot needs matplotlib: pip install 'spot-dlm[bench]'") from error
 
 
-def _png(figure: "Figure") -> bytes:
+def png(figure: "Figure") -> bytes:
+    """Return a figure as a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130, bbox_inches="tight")
     return buffer.getvalue()
@@ -54,7 +55,7 @@ def passes_figure(document: dict[str, Any]) -> bytes:
             here = [c for c in cells if c["task"] == task and (c["temperature"], c["resolution"], c["block_length"]) == column]
             for drafter in in_order(c["drafter"] for c in here):
                 points = sorted((c for c in here if c["drafter"] == drafter), key=lambda c: c["nodes"])
-                colour, dash, marker = _STYLES.get(drafter, ("#7f7f7f", "-", "x"))
+                colour, dash, marker = STYLES.get(drafter, ("#7f7f7f", "-", "x"))
                 nodes, lengths, lows, highs = ([c[k] for c in points] for k in ("nodes", "acceptance_length", "low", "high"))
                 lines[drafter] = panel.plot(nodes, lengths, color=colour, linestyle=dash, marker=marker, markersize=4)[0]
                 panel.fill_between(nodes, lows, highs, color=colour, alpha=0.1, linewidth=0)
@@ -67,7 +68,7 @@ def passes_figure(document: dict[str, Any]) -> bytes:
     figure.supxlabel("nodes N of one pass", fontsize=10)
     figure.supylabel("transitions per pass", fontsize=10)
     figure.legend(list(lines.values()), list(lines), loc="outside right upper", frameon=False, fontsize=9)
-    return _png(figure)
+    return png(figure)
 
 
 def tradeoff_figure(document: dict[str, Any]) -> bytes:
@@ -95,4 +96,4 @@ def tradeoff_figure(document: dict[str, Any]) -> bytes:
     handles = [panels[0].plot([], [], color=f"C{i}", marker="s", linestyle="", label=t)[0] for i, t in enumerate(tasks)]
     handles += [panels[0].plot([], [], color="#333333", marker=markers[m], linestyle="", label=m)[0] for m in methods]
     figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8)
-    return _png(figure)
+    return png(figure)

@@ -6,7 +6,7 @@ Example: `speed_figure(document)` returns the bytes of the PNG file.
 from typing import Any
 
 from spot_dlm.bench.drafters import in_order
-from spot_dlm.bench.plot import _STYLES, _png
+from spot_dlm.bench.plot import STYLES, png
 from spot_dlm.bench.speed_figures import GAPS, PLACE
 
 _INSIDE_STYLE = ("#9467bd", "-", "x")
@@ -36,7 +36,7 @@ def speed_figure(document: dict[str, Any]) -> bytes:
         panel.set_ylabel(text, fontsize=9)
     swatches = [panels[-1][0].bar([0], [0], color=c) for c in _COLOURS.values()]
     figure.legend([*handles.values(), *swatches], [*handles, *_COLOURS], loc="outside right upper", frameon=False, fontsize=8)
-    return _png(figure)
+    return png(figure)
 
 
 def _curves(panel: Any, here: list[dict[str, Any]]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _curves(panel: Any, here: list[dict[str, Any]]) -> dict[str, Any]:
     for family in in_order(r["family"] for r in here):
         own = [r for r in here if r["family"] == family]
         at = [n for n in budgets if any(r["nodes"] == n for r in own)]
-        colour, dash, marker = _STYLES.get(family, _INSIDE_STYLE)
+        colour, dash, marker = STYLES.get(family, _INSIDE_STYLE)
         heights = [max(r["speedup"] for r in own if r["nodes"] == n) for n in at]
         points = [(budgets.index(n), y) for n, y in zip(at, heights, strict=True)]
         fixed = [p for p, n in zip(points, at, strict=True) if n != "auto"]

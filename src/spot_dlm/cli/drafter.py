@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from spot_dlm import rank_graph
 from spot_dlm.artifacts import replace_file
 from spot_dlm.card import card, read_results
 from spot_dlm.cli import options as o
-from spot_dlm.drafter_files import FORMAT, load_fitted, read_config, save_fitted, trained_rules
+from spot_dlm.drafter_files import CALIBRATED, FORMAT, load_fitted, read_config, save_fitted, trained_rules
 from spot_dlm.drafters.registry import SHIPPED_MODELS
 from spot_dlm.hub import CARD, push_drafter
 
@@ -55,8 +56,8 @@ def _facts(place: Path, about: dict[str, Any]) -> dict[str, Any]:
     target, settings = about.get("target") or {}, about.get("trace_settings") or []
     return {
         "drafter": str(place),
-        "kind": about.get("kind", "calibrated"),
-        "format": FORMAT if place.is_dir() else "spot-graph/1",
+        "kind": about.get("kind", CALIBRATED),
+        "format": FORMAT if place.is_dir() else rank_graph.FORMAT,
         "parameters": about.get("num_parameters"),
         "target": {k: target[k] for k in ("name", "family", "architecture", "dtype", "vocab_size") if k in target},
         "hashes": about.get("hashes") or {"target": target.get("fingerprint", "")},
@@ -110,7 +111,7 @@ def save(
         raise ValueError(f"--out {out}: exists and is not an empty folder; give another name")
     fitted = load_fitted(drafter)
     about = dict(fitted.about)
-    about.setdefault("kind", "calibrated")
+    about.setdefault("kind", CALIBRATED)
     shipped = [str(read_config(folder).get("weights_sha256")) for folder in SHIPPED_MODELS]
     figures = [read_results(path, about, shipped) for path in results or ()]
     save_fitted(out, fitted)

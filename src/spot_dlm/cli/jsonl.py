@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from spot_dlm.interfaces import SAMPLES_PER_PROMPT
 from spot_dlm.tasks import TaskPrompt, check_of
 
 KNOWN = ("id", "prompt", "prompt_ids", "seed", "temperature", "max_new_tokens")
 GRADED = ("family", "answer", "check")
 """Keys more of prompts whose answers are graded, as in `TaskPrompt`."""
-_SAMPLES = 2**32
 _BEGINNING = b'{"id": '  # of every result line, see result_row and result_line
 
 
@@ -40,7 +40,7 @@ class PromptLine:
 
     def sequence(self, sample: int) -> int:
         """Return the noise key of one sample: prompts and samples of one run all differ, whatever their number."""
-        return self.index * _SAMPLES + sample
+        return self.index * SAMPLES_PER_PROMPT + sample
 
 
 def read_prompts(path: Path, warn: Callable[[str], None] = lambda _: None, graded: bool = False) -> list[PromptLine]:

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from spot_dlm.bench.plot import _png
+from spot_dlm.bench.plot import png
 from spot_dlm.budget import MOST_NODES, CostProfile
 from spot_dlm.cli import options as o
 from spot_dlm.cli.bench_show import check_files
@@ -200,4 +200,4 @@ def _figure(profile: CostProfile) -> bytes:
         panel.grid(alpha=0.25)
         panel.legend(frameon=False, fontsize=8)
     costs.set_ylim(bottom=0)
-    return _png(figure)
+    return png(figure)

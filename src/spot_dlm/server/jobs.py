@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from spot_dlm import __version__
-from spot_dlm.interfaces import DecodeParams, TargetSpec
+from spot_dlm.interfaces import SAMPLES_PER_PROMPT, DecodeParams, TargetSpec
 from spot_dlm.presets import parse_sampler
 from spot_dlm.rules import parse_rule
 from spot_dlm.sequence import check_prompt
@@ -21,7 +21,6 @@ from spot_dlm.transition import Sampling
 
 T = TypeVar("T")
 
-_SAMPLES = 2**32  # keys of a prompt's samples lie so far from the next prompt's, as in `spot generate`
 _LONGEST_BLOCK, _MOST_STEPS = 256, 4096
 
 
@@ -108,7 +107,7 @@ class Jobs:
         for ids in prompts:
             self._check(ids, params)
         samples = tuple(
-            Sample(ids, replace(params, sequence=number * _SAMPLES + i), stops, bool(own.return_order), bool(own.return_passes))
+            Sample(ids, replace(params, sequence=number * SAMPLES_PER_PROMPT + i), stops, bool(own.return_order), bool(own.return_passes))
             for number, ids in enumerate(prompts)
             for i in range(count)
         )

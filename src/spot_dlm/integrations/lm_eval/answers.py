@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lm_eval.models.utils import postprocess_generated_text
 
-from spot_dlm.interfaces import DecodeParams, Target
+from spot_dlm.interfaces import SAMPLES_PER_PROMPT, DecodeParams, Target
 from spot_dlm.sequence import BlockStarted, Event, Finished, Pass
 from spot_dlm.stable import StableIds, TextStream
 
@@ -35,7 +35,7 @@ class Answer:
     def __init__(self, target: Target, num_prompt: int, params: DecodeParams, until: Sequence[str], task: str, doc_id: int) -> None:
         self._run, self._stream = StableIds(target.spec.stop_ids, params.max_new_tokens), TextStream(target.decode)
         self._num_prompt, self._until = num_prompt, [stop for stop in until if stop]
-        self._name = (task, doc_id, params.sequence % 2**32)
+        self._name = (task, doc_id, params.sequence % SAMPLES_PER_PROMPT)
         self._steps: dict[tuple[int, int], int] = {}  # the number of each, from 1
         self._step_at: dict[int, int] = {}
         self._so_far, self._num_stable, self._nfe = "", 0, 0

@@ -18,6 +18,7 @@ from spot_dlm.interfaces import DecodeParams
 from spot_dlm.presets import parse_sampler
 
 logger = logging.getLogger("lm_eval.models.spot")  # of the harness, which shows remarks of its own only
+_say_once = o.once(logger.warning)
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _ASKED = ("until", *_LENGTHS, "do_sample", "temperature", "top_p", "top_k", "num_beams")
@@ -166,12 +167,3 @@ def _kind(name: str, value: Any, hint: Any) -> Any:
     if str in kinds and type(value) in (int, float):
         return str(value)
     raise ValueError(f"model_args: {name}={value!r} must be {' or '.join(_KINDS[kind] for kind in kinds)}")
-
-
-_said: set[str] = set()
-
-
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        logger.warning(text)

@@ -3,7 +3,6 @@
 Importing this module registers the name. Example: `SpotLM(model="JetLM/SDAR-1.7B-Chat", nodes=8)`.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,14 +22,11 @@ from spot_dlm.cli.options import once, open_drafter, open_target
 from spot_dlm.cli.show import provenance
 from spot_dlm.drafters import build_drafter
 from spot_dlm.integrations.lm_eval.answers import Answer, Passes, totals
-from spot_dlm.integrations.lm_eval.arguments import Arguments
+from spot_dlm.integrations.lm_eval.arguments import Arguments, logger
 from spot_dlm.integrations.lm_eval.prompts import Prompts
-from spot_dlm.interfaces import DecodeParams
+from spot_dlm.interfaces import SAMPLES_PER_PROMPT, DecodeParams
 from spot_dlm.sequence import check_prompt
 
-logger = logging.getLogger("lm_eval.models.spot")  # of the harness, which shows remarks of its own only
-
-_SAMPLES = 2**32  # keys of a prompt's samples lie so far from the next prompt's, as in `spot generate`
 _BY_TASK = ("rule", "temperature", "top_k", "top_p", "max_new_tokens", "block_length", "stop")
 """What a task has a say in, of the provenance."""
 _DEFAULT_DEVICE = "cuda:0"
@@ -188,7 +184,7 @@ class SpotLM(LM):  # type: ignore[misc]  # the harness has no types
             try:
                 until = asked.get("until") or []
                 until = [until] if isinstance(until, str) else list(until)
-                key = doc_id * _SAMPLES + seen[task, doc_id]
+                key = doc_id * SAMPLES_PER_PROMPT + seen[task, doc_id]
                 params = replace(self._arguments.params(asked), sequence=key)
                 prompt_ids = self._prompts.encode(context)
                 check_prompt(self._target.spec, prompt_ids, params)

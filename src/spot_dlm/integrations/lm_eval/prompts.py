@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from spot_dlm.interfaces import Target
 from spot_dlm.targets.text import TextCodec
 
-_MARK = "\N{NULL}"  # around contents; no text of a task holds it
+_MARK = "\N{NULL}"  # around contents
 
 
 class Prompts:
@@ -65,10 +65,12 @@ class Prompts:
         """Return a conversation in the chat template, with the beginning of the answer, or open at its last message.
 
         Raises:
-            ValueError: if the template refuses it.
+            ValueError: if the template refuses it, or a message holds a NUL character.
         """
         self.begin_chat()
         turns = [dict(turn) for turn in conversation]
+        if any(_MARK in turn["content"] for turn in turns):
+            raise ValueError("a message holds a NUL character; the harness's prompts may not")
         if any(self._codec.has_special(turn["content"]) for turn in turns):
             turns = [turn | {"content": f"{_MARK}{turn['content']}{_MARK}"} for turn in turns]
         return self._codec.render(turns, add_generation_prompt)
