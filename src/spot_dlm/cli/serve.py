@@ -93,6 +93,7 @@ def serve(
         sampler=sampler,
     )  # fmt: skip
     o.check_strict(strict, nodes)
+    build_drafter(drafter, graph=graph, file=drafter_file)  # a bad name or file shows before the target is loaded
     console = stderr_console()
 
     remark = partial(say, console)
@@ -111,7 +112,6 @@ def serve(
         if ray is not None:
             port = listener.getsockname()[1]
             listener.close()  # a Ray process will have the port
-            build_drafter(drafter, graph=graph, file=drafter_file)
             with Place(ray, replicas or 1, threads or 1, device).workers(console, replicas or 1) as (count, cpus, gpus):
                 from spot_dlm.distributed.replicas import Replicas, serve_on_ray
 
