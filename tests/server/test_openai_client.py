@@ -7,9 +7,11 @@ from typing import Any
 
 import openai
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from server.alone import alone, bare, target
 from server.conftest import Running
+from spot_dlm.targets.checkpoints import SHIPPED, locate
 
 PROMPT = "To JSON: Anna Berg is 34 years old and lives in Oslo."
 TURN = {"role": "user", "content": PROMPT}
@@ -56,8 +58,8 @@ def test_conversations(server: Running) -> None:
     turns = [
         {"role": "system", "content": "Be brief."}, TURN, {"role": "assistant", "content": "{}"}, {"role": "user", "content": "Again."}
     ]  # fmt: skip
-    text = target()._codec._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    ids = target()._codec.encode_template(text)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(locate(SHIPPED))
+    ids = tokenizer.encode(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True), add_special_tokens=False)
     client = server.client()
     ask = {"model": "shipped", "extra_body": {"spot": {"return_order": True}}}
     answer = client.chat.completions.create(messages=turns, **ask)
