@@ -1,5 +1,6 @@
 """Two replicas on a cluster of their own: the answers of one server, one replica killed, counts of both, the end."""
 
+import json
 import os
 import secrets
 import signal
@@ -116,7 +117,7 @@ def test_two_replicas_answer_as_one_and_a_killed_one_is_replaced(served: Served)
     assert len(lost) <= 4 and {a for a in after if a[0] == 200} == {(200, True)}
     served.wait_for(lambda: len(served.replicas()) == 2 and before[0] not in served.replicas())
     with ThreadPoolExecutor(16) as many:
-        long = {"prompt": "Write a story.", "max_tokens": 200}
+        long = {"prompt": "Continue: class A:", "max_tokens": 200}  # answered at length
         answers = list(many.map(lambda _: served.post(long), range(16)))
     assert {a.status_code for a in answers} == {200, 429}
     assert all(a.json()["error"]["code"] == "queue_full" and a.headers["retry-after"] for a in answers if a.status_code == 429)
@@ -131,12 +132,14 @@ def test_two_replicas_answer_as_one_and_a_killed_one_is_replaced(served: Served)
 
 
 def test_the_end_lets_answers_end_and_leaves_nothing(served: Served) -> None:
-    with ThreadPoolExecutor(1) as one:
-        running = one.submit(served.post, {"prompt": "Write a story.", "max_tokens": 400, "spot": {"drafter": "root"}})
-        time.sleep(0.3)
+    body = {"model": "shipped", "prompt": "Continue: class A:", "max_tokens": 400, "stream": True, "spot": {"drafter": "root"}}
+    headers = {"authorization": f"Bearer {KEY}"}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S) as answer:
+        lines = filter(None, answer.iter_lines())
+        assert next(lines).startswith("data: ")  # it runs
         served.process.send_signal(signal.SIGTERM)
-        answer = running.result()
-    assert answer.status_code == 200 and answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
+        *_, last, end = lines
+    assert end == "data: [DONE]" and json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] in ("stop", "length")
     assert served.process.wait(PATIENCE_S) == 0, served.log.read_text("utf-8")
     assert "ended" in served.log.read_text("utf-8") and not served.replicas()
 
