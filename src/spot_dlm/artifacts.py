@@ -84,7 +84,7 @@ def read_json(path: Path, kind: str) -> dict[str, Any]:
         document = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); the file is damaged or no {kind}") from error
     found = document.get("format") if isinstance(document, dict) else None
     if found != kind:

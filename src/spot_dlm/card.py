@@ -36,7 +36,7 @@ def read_results(path: Path, about: Mapping[str, Any], shipped_sha256: Sequence[
     """
     try:
         document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--results {path}: cannot be read ({error})") from error
     rows = (document.get("pooled") or document.get("rows")) if isinstance(document, dict) else None
     origin = document.get("provenance") if isinstance(document, dict) else None
@@ -49,7 +49,10 @@ def read_results(path: Path, about: Mapping[str, Any], shipped_sha256: Sequence[
     given = "--drafter-file" in command or "--graph" in command
     if not given and about.get("weights_sha256") not in shipped_sha256 and about["kind"] != CALIBRATED:
         raise ValueError(f"--results {path}: was measured with the shipped drafter (no --drafter-file in {command!r}), not with this one")
-    own = [_figure(row, origin) for row in rows if isinstance(row, dict) and _is_of(row, about["kind"])]
+    try:
+        own = [_figure(row, origin) for row in rows if isinstance(row, dict) and _is_of(row, about["kind"])]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--results {path}: damaged: a row of {about['kind']} holds a figure that is no number ({error})") from error
     if not own:
         raise ValueError(f"--results {path}: has no row of a drafter of kind {about['kind']!r}")
     return Measured(command, own)

@@ -110,17 +110,19 @@ def read_config(folder: Path) -> dict[str, Any]:
         ValueError: if the folder is no drafter, unfinished, damaged or written by a newer version.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; train one with 'spot train'")
+        raise ValueError(f"{folder}: {'is a file' if folder.is_file() else 'no such folder'}; train one with 'spot train'")
     path = folder / CONFIG
-    if not path.exists():
+    if not path.is_file():
         raise ValueError(f"{folder}: no config.json: the training is unfinished (run the same 'spot train' again) or this is no drafter")
     found = _peek(path)
+    if found.get("format") in (FORMAT, _FIRST):
+        check_about(found, path)
     if found.get("format") == _FIRST:
         return _document(str((found.get("architecture") or {}).get("kind", "order")), found)
     if "format" not in found and (other := found.get("speculators_model_type") or found.get("model_type")):
         raise ValueError(f"{folder}: is a model of type {other!r}, not a drafter of spot-dlm ({FORMAT})")
-    newer = str(found.get("format")).removeprefix("spot-drafter/")
-    if newer.isdigit() and int(newer) > int(FORMAT.rpartition("/")[2]):
+    newer = str(found.get("format")).removeprefix("spot-drafter/")[:9]
+    if newer.isascii() and newer.isdigit() and int(newer) > int(FORMAT.rpartition("/")[2]):
         raise ValueError(f"{folder}: is in format spot-drafter/{newer}, of a newer spot-dlm; this one reads {FORMAT}: upgrade spot-dlm")
     document = read_json(path, FORMAT)
     if document.get("kind") not in _CLASSES:
@@ -131,10 +133,51 @@ def read_config(folder: Path) -> dict[str, Any]:
     return document
 
 
+_TEXTS = ("kind", "command", "spot_dlm", "weights_sha256", "git_revision")
+_TARGET_TEXTS = ("name", "family", "fingerprint", "dtype", "architecture", "model_hash", "tokenizer_hash")
+
+
+def check_about(about: Mapping[str, Any], path: Path) -> None:
+    """Refuse an origin whose fields are of other types than those that are written.
+
+    Raises:
+        ValueError: naming the file, the field and its value.
+    """
+
+    def check(field: str, value: Any, kinds: Any, what: str) -> None:
+        if not isinstance(value, kinds) or type(value) is bool:
+            raise ValueError(f"{path}: {field}={str(value)[:40]} must be {what}: the file is damaged or was changed by hand")
+
+    def texts(inside: str, found: Mapping[str, Any], names: Iterable[str]) -> None:
+        for name in names:
+            check(f"{inside}{name}", found.get(name, ""), str | None, "a text")
+
+    texts("", about, _TEXTS)
+    for name in ("target", "hashes", "training"):
+        check(name, about.get(name), Mapping | None, "an object")
+    texts("target.", about.get("target") or {}, _TARGET_TEXTS)
+    texts("hashes.", about.get("hashes") or {}, about.get("hashes") or {})
+    for name in ("calibrated", "best"):
+        figures = (about.get("training") or {}).get(name)
+        check(f"training.{name}", figures, Mapping | None, "an object")
+        for key in ("acceptance_8", "acceptance_32"):
+            check(f"training.{name}.{key}", (figures or {}).get(key), int | float | None, "a number")
+    check("trace_settings", about.get("trace_settings", []), list, "a list of objects")
+    for setting in about.get("trace_settings", []):
+        check("trace_settings", setting, Mapping, "a list of objects")
+        check("trace_settings.temperature", setting.get("temperature", 0), int | float, "a number")
+        check("trace_settings.block_length", setting.get("block_length"), int | None, "a whole number")
+        check("trace_settings.rule", setting.get("rule", ""), str, "a text")
+        try:
+            parse_rule(setting.get("rule", "standard"))
+        except ValueError as error:
+            raise ValueError(f"{path}: trace_settings: {error}") from error
+
+
 def _peek(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); the file is damaged or no {FORMAT}") from error
     return found if isinstance(found, dict) else {}
 
@@ -146,7 +189,7 @@ def _read_tensors(folder: Path, about: Mapping[str, Any]) -> dict[str, Tensor]:
         ValueError: if the file is missing, another one, damaged or holds numbers that are not finite.
     """
     weights = folder / WEIGHTS
-    if not weights.exists() or file_hash(weights) != about.get("weights_sha256"):
+    if not weights.is_file() or file_hash(weights) != about.get("weights_sha256"):
         raise ValueError(f"{weights}: missing or not the file that config.json describes; train or download the drafter again")
     try:
         tensors = dict(load_file(weights))
@@ -225,7 +268,9 @@ def load_graphs(path: Path) -> GraphTable:
         ValueError: in one line, saying what is wrong.
     """
     if not path.is_dir():
-        return read_graphs(path)
+        table = read_graphs(path)
+        check_about(table.about, path)
+        return table
     about = read_config(path)
     if about["kind"] != CALIBRATED:
         raise ValueError(f"{path}: holds a drafter of kind {about['kind']!r}, not 'calibrated'")
@@ -248,7 +293,7 @@ def load_fitted(folder: Path) -> OrderModelFile | GraphTable:
         ValueError: in one line, saying what is wrong.
     """
     if not folder.is_dir() and folder.is_file():
-        return read_graphs(folder)
+        return load_graphs(folder)
     return load_graphs(folder) if read_config(folder)["kind"] == CALIBRATED else load_order_model(folder)
 
 

@@ -35,6 +35,8 @@ def find_drafter(place: str | Path) -> Path:
     Raises:
         ValueError: if the hub has no such repository or revision or cannot be reached, or the repository holds no drafter.
     """
+    if not str(place).strip():
+        raise ValueError("the name of a drafter is empty; give a folder or hub id (owner/name[@revision])")
     path = Path(place).expanduser()
     found = _ID.fullmatch(str(place))
     if path.exists() or found is None or Path(str(place).partition("/")[0]).is_dir():

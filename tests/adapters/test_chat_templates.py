@@ -5,10 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from toy import unchecked
 
 from spot_dlm.targets import load_target
 from spot_dlm.targets.doctor import diagnose
 from spot_dlm.targets.families import FAMILIES, chat_templates
+from spot_dlm.targets.text import TextCodec
 from tests.tiny_checkpoints import CHATML, write_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -110,3 +112,36 @@ def test_the_first_template_that_fits(tmp_path: Path) -> None:
 def test_only_the_last_part_of_a_name_makes_a_base_model(name: str) -> None:
     assert chat_templates(ROWS[name], "/data/base/some-Chat") == ROWS[name].chat_templates
     assert chat_templates(ROWS[name], "owner/some-8B-Base/") == ()
+
+
+HALF, MARK = "\ud800", "\N{OBJECT REPLACEMENT CHARACTER}spot-content-9\N{OBJECT REPLACEMENT CHARACTER}"
+NO_CONVERSATIONS = {
+    "none": ([], "must be a list of messages"),
+    "text": ("hi", "must be a list of messages"),
+    "no message": (["hi"], "message 0 must have texts"),
+    "no content": ([{"role": "user", "content": "a"}, {"role": "user", "content": None}], "message 1 must have texts"),
+    "a token as role": ([{"role": TURNS[2], "content": "a"}], "role .* holds a special token"),
+    "a mark as role": ([{"role": MARK, "content": f"a {TURNS[2]}"}], "role .* holds a special token"),
+    "half a character": ([{"role": "user", "content": HALF}], "half of a surrogate pair"),
+    "half a character and a token": ([{"role": "user", "content": HALF + TURNS[2]}], "half of a surrogate pair"),
+}
+
+
+def test_what_is_no_conversation(tmp_path: Path) -> None:
+    codec = TextCodec.read(write(tmp_path / "Tiny-Instruct", "sdar", TURNS, CHATML))
+    assert codec is not None
+    for turns, message in NO_CONVERSATIONS.values():
+        with pytest.raises(ValueError, match=message), unchecked():
+            codec.encode_chat(turns)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be a text, not NoneType"), unchecked():
+        codec.encode(None)  # type: ignore[arg-type]
+    typed = codec.encode_chat([{"role": "user", "content": f"{TURNS[2]}{MARK}"}])
+    assert codec.id_of(TURNS[2]) is not None and typed.count(codec.id_of(TURNS[2]) or 0) == 1, "the template's own alone"
+
+
+def test_a_template_that_changes_contents(tmp_path: Path) -> None:
+    shouting = "{% for m in messages %}{{ m['content'] | upper }}<|im_end|>{% endfor %}"
+    codec = TextCodec.read(write(tmp_path / "Tiny-Instruct", "sdar", TURNS, shouting))
+    assert codec is not None and codec.encode("a")
+    with pytest.raises(ValueError, match="the chat template changes contents"):
+        codec.encode(f"a {TURNS[2]}")

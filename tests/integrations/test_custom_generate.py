@@ -17,6 +17,7 @@ from toy import unchecked
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM, TextIteratorStreamer, TextStreamer
 
 import spot_dlm as spot
+from spot_dlm.integrations import generation
 from spot_dlm.integrations.custom_generate import write_folder
 from spot_dlm.integrations.custom_generate.__main__ import main
 from spot_dlm.integrations.streamer import SpotStreamer
@@ -266,3 +267,36 @@ def test_the_module_writes_the_folder(tmp_path: Path, monkeypatch, capsys) -> No
     assert sorted(p.name for p in (tmp_path / "f" / "custom_generate").iterdir()) == ["generate.py", "requirements.txt"]
     (tmp_path / "f" / "mine.txt").write_text("x", "utf-8")
     assert main() == 2 and "exists and holds other files" in capsys.readouterr().err
+
+
+ODD = {
+    "a text": ({"input_ids": "hi"}, "input_ids must be a tensor"),
+    "booleans": ({"input_ids": torch.ones(1, 4, dtype=torch.bool)}, "must be whole numbers"),
+    "additive mask": ({"attention_mask": torch.full((1, 4), -1.0)}, "attention_mask must hold 1 for tokens and 0"),
+    "mask of text": ({"attention_mask": "x"}, "attention_mask must be a tensor"),
+    "far too many copies": ({"num_return_sequences": 10**9}, "num_return_sequences=1000000000 must be"),
+    "no copies": ({"num_return_sequences": -1}, "num_return_sequences=-1 must be"),
+    "seed": ({"seed": None}, "seed=None must be a whole number"),
+    "drafter": ({"drafter": None}, "drafter=None must be a name or a drafter"),
+    "drafter_file": ({"drafter_file": 3}, "drafter_file=3 must be"),
+    "block_length": ({"block_length": "x"}, "block_length='x' must be a whole number"),
+    "rule": ({"rule": 3}, "rule=3 must be"),
+    "temperature": ({"temperature": [1]}, r"temperature=\[1\] must be a number"),
+    "end token": ({"eos_token_id": [None]}, "eos_token_id=None must be a token id"),
+    "padding": ({"pad_token_id": [1]}, r"pad_token_id=\[1\] must be a token id"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_values_are_named(model, tokenizer, odd: str) -> None:
+    given, message = ODD[odd]
+    with pytest.raises(ValueError, match=message), unchecked():
+        generation.generate(model, **{"input_ids": torch.ones(1, 4, dtype=torch.long), "tokenizer": tokenizer, "drafter": "chain"} | given)
+
+
+def test_narrow_ids_come_back_whole(model, tokenizer, reference) -> None:
+    ids = torch.tensor([[i for i in reference.encode(SHORT) if i < 256]])
+    more = {"tokenizer": tokenizer, "drafter": "chain", "nodes": 4, "max_new_tokens": 16}
+    with unchecked():
+        found = [generation.generate(model, rows, **more) for rows in (ids, ids.to(torch.uint8))]
+    assert torch.equal(*found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from spot_dlm.cli import main
 from spot_dlm.drafter_files import load_fitted, load_graphs, read_config, save_fitted, save_graphs
 from spot_dlm.drafters import DRAFTERS
 from spot_dlm.drafters.registry import SHIPPED_GRAPH, SHIPPED_MODELS
+from spot_dlm.hub import find_drafter
 from spot_dlm.rank_graph import read_graphs
 from spot_dlm.rules import parse_rule
 
@@ -205,3 +207,52 @@ def test_show(graphs: Path, capsys) -> None:
     facts = json.loads(said)
     assert code == 0 and (facts["kind"], facts["format"], facts["card"]) == ("calibrated", "spot-drafter/2", False)
     assert facts["rules"] == ["standard", "bfloat16"] and facts["hashes"]["target"] == "3cacde61aa85a2de"
+
+
+WRONG_TYPES = {
+    "kind": (["order"], "kind=.*must be a text"),
+    "hashes": ([1], "hashes=.*must be an object"),
+    "target": (3, "target=3 must be an object"),
+    "training": ([1], "training=.*must be an object"),
+    "trace_settings": (7, "trace_settings=7 must be a list"),
+}
+
+
+@pytest.mark.parametrize("field", WRONG_TYPES)
+def test_wrong_types(tmp_path: Path, field: str) -> None:
+    value, message = WRONG_TYPES[field]
+    _damaged(saved_model(tmp_path / "d", random_model("linear")), lambda folder: _change(folder, **{field: value}), message)
+
+
+def test_odd_files(tmp_path: Path, graphs: Path, target) -> None:
+    nested = tmp_path / "nested"
+    nested.mkdir()
+    (nested / "config.json").write_text("[" * 100_000)
+    for text, message in (("[" * 100_000, "cannot be read"), ('{"format": "spot-drafter/' + "9" * 5000 + '"}', "of a newer spot-dlm")):
+        (nested / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_fitted(nested)
+    with pytest.raises(ValueError, match="name of a drafter is empty"):
+        find_drafter("")
+    document = json.loads(SHIPPED_GRAPH.read_text("utf-8"))
+    (tmp_path / "graph.json").write_text(json.dumps(document | {"target": ["x"]}))
+    with pytest.raises(ValueError, match=r"target=.*must be an object"):
+        spot.build_drafter("calibrated", graph=tmp_path / "graph.json", spec=target.spec)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_what_stops_a_save_leaves_nothing(tmp_path: Path, made: bool, monkeypatch, capsys) -> None:
+    def stopped(*args: object) -> str:
+        raise KeyboardInterrupt
+
+    source, out = saved_model(tmp_path / "d", random_model("linear")), tmp_path / "new" / "out"
+    if made:
+        out.mkdir(parents=True)
+    monkeypatch.setattr(sys.modules["spot_dlm.cli.drafter"], "card", stopped)
+    with pytest.raises(SystemExit) as ended:
+        main(["drafter", "save", str(source), "--out", str(out)])
+    assert ended.value.code == 130 and out.exists() == made and (not made or not list(out.iterdir()))
+    monkeypatch.undo()
+    with pytest.raises(SystemExit):
+        main(["drafter", "save", str(source), "--out", str(out)])
+    assert sorted(file.name for file in out.iterdir()) == ["README.md", "config.json", "model.safetensors"]

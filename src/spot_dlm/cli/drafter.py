@@ -4,6 +4,10 @@ Example: `spot drafter save drafter --out published --results results.json && sp
 """
 
 import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +20,9 @@ from spot_dlm import rank_graph
 from spot_dlm.artifacts import replace_file
 from spot_dlm.card import card, read_results
 from spot_dlm.cli import options as o
-from spot_dlm.drafter_files import CALIBRATED, FORMAT, load_fitted, read_config, save_fitted, trained_rules
+from spot_dlm.drafter_files import CALIBRATED, CONFIG, FORMAT, load_fitted, read_config, save_fitted, trained_rules
 from spot_dlm.drafters.registry import SHIPPED_MODELS
-from spot_dlm.hub import CARD, push_drafter
+from spot_dlm.hub import CARD, FILES, push_drafter
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, save and publish fitted drafters.")
 
@@ -114,10 +118,32 @@ def save(
     about.setdefault("kind", CALIBRATED)
     shipped = [str(read_config(folder).get("weights_sha256")) for folder in SHIPPED_MODELS]
     figures = [read_results(path, about, shipped) for path in results or ()]
-    save_fitted(out, fitted)
-    text = card(read_config(out), figures, measured or (), title)
-    replace_file(out / CARD, lambda partial: partial.write_text(text, "utf-8"))
+    with _whole(out) as folder:
+        save_fitted(folder, fitted)
+        text = card(read_config(folder), figures, measured or (), title)
+        replace_file(folder / CARD, lambda partial: partial.write_text(text, "utf-8"))
     print(out)
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """Give a folder to fill; its files are moved to `out` once all are written, config.json last. If that fails, nothing stays."""
+    made = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    partial = out / f".{os.getpid()}.partial"
+    try:
+        partial.mkdir()
+        yield partial
+        for name in sorted((file.name for file in partial.iterdir()), key=lambda name: name == CONFIG):
+            os.replace(partial / name, out / name)
+    except BaseException:
+        for name in () if (out / CONFIG).exists() else FILES:
+            (out / name).unlink(missing_ok=True)
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if made and not any(out.iterdir()):
+            out.rmdir()
 
 
 @app.command(short_help="Push a drafter's folder to the Hugging Face hub.")

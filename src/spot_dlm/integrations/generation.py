@@ -40,6 +40,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "synced_gpus": (False,), "logits_processor": ([],), "stopping_criteria": ([],),
 }  # fmt: skip
 """Values of arguments that ask for nothing."""
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_MAX_ROWS = 2**16
 
 
 @dataclass
@@ -110,17 +112,26 @@ def generate(
         ValueError: naming the argument that is wrong or cannot be honoured.
     """
     try:
+        for name, value, kinds, what in (
+            ("seed", seed, int, "a whole number"), ("drafter", drafter, str | Drafter, "a name or a drafter"),
+            ("drafter_file", drafter_file, str | Path | None, "a folder or hub id"), ("rule", rule, str | UnmaskRule | None, "a rule"),
+            ("sampler", sampler, str | DecodeParams | None, "a text or DecodeParams"), ("family", family, str | None, "a text"),
+            ("block_length", block_length, int | None, "a whole number"), ("mask_token_id", mask_token_id, int | None, "a whole number"),
+        ):  # fmt: skip
+            if not isinstance(value, kinds) or type(value) is bool:
+                raise ValueError(f"{name}={_short(value)} must be {what}")
         config = _settings(model, generation_config, more)
         prompts, given = _prompts(inputs, input_ids, attention_mask, config)
         stops = config.get("eos_token_id")
-        stop_ids = None if stops is None else [int(i) for i in (stops if isinstance(stops, list | tuple) else [stops])]
+        stop_ids = None if stops is None else [_id("eos_token_id", i) for i in (stops if isinstance(stops, list | tuple) else [stops])]
+        config["pad_token_id"] = None if config.get("pad_token_id") is None else _id("pad_token_id", config["pad_token_id"])
         target = target_of(
             model, tokenizer, family=family, stop_ids=stop_ids, block_length=block_length, mask_token_id=mask_token_id,
             right_shift=right_shift,
         )  # fmt: skip
         params = _params(config, given.shape[1], sampler, rule, stop, seed, nodes, block_length)
         guess = _drafter(drafter, drafter_file, target, transfer, params)
-        copies = int(config.get("num_return_sequences") or 1)
+        copies = _copies(config.get("num_return_sequences", 1), len(prompts))
         if streamer is not None and copies * len(prompts) > 1:
             raise ValueError(f"streamer= shows one sequence, these are {copies * len(prompts)}; decode them one by one")
         requests = [
@@ -185,20 +196,52 @@ def _prompts(inputs: Any, input_ids: Any, attention_mask: Any, config: dict[str,
     """
     if (inputs is None) == (input_ids is None):
         raise ValueError("give the prompt as inputs= or input_ids=, one of them")
-    rows = torch.as_tensor(inputs if input_ids is None else input_ids)
-    if rows.ndim != 2 or rows.is_floating_point() or not rows.shape[1] or not len(rows):
+    rows = _tensor("input_ids", inputs if input_ids is None else input_ids)
+    if rows.ndim != 2 or rows.dtype not in _WHOLE or not rows.shape[1] or not len(rows):
         raise ValueError(f"input_ids must be whole numbers of shape [rows, tokens], not {rows.dtype} {list(rows.shape)}")
+    rows = rows if rows.dtype in _WHOLE[:2] else rows.long()  # new tokens may not fit into less
     if attention_mask is None:
         pad = config.get("pad_token_id")
         if len(rows) > 1 and pad is not None and bool((rows[:, 0] == pad).any()):
             raise ValueError(f"a row begins with the padding token {pad}: give attention_mask, which says what is padding")
         return rows.tolist(), rows
-    mask = torch.as_tensor(attention_mask).to(rows.device).bool()
+    said = _tensor("attention_mask", attention_mask).to(rows.device)
+    mask = said == 1
     if mask.shape != rows.shape:
         raise ValueError(f"attention_mask must have the shape of input_ids {list(rows.shape)}, not {list(mask.shape)}")
+    if not bool((mask | (said == 0)).all()):
+        raise ValueError("attention_mask must hold 1 for tokens and 0 for padding, nothing else")
     if bool((mask[:, :-1] & ~mask[:, 1:]).any()) or not bool(mask[:, -1].all()):
         raise ValueError("padding must stand on the left of every row (tokenizer.padding_side='left')")
     return [row[own].tolist() for row, own in zip(rows, mask, strict=True)], rows
+
+
+def _tensor(name: str, value: Any) -> Any:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # whatever torch raises for what is no array
+        raise ValueError(f"{name} must be a tensor of shape [rows, tokens], not {_short(value)}: {_short(str(error))}") from error
+
+
+def _id(name: str, value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}={_short(value)} must be a token id") from error
+
+
+def _copies(value: Any, num_prompts: int) -> int:
+    """Return how many sequences each prompt gets.
+
+    Raises:
+        ValueError: if that is no whole number, or they are too many.
+    """
+    if type(value) is not int or not 1 <= value * num_prompts <= _MAX_ROWS:
+        raise ValueError(
+            f"num_return_sequences={_short(value)} must be a whole number of at least 1, with at most {_MAX_ROWS} sequences for all "
+            f"prompts ({num_prompts} here)"
+        )
+    return value
 
 
 def _params(
@@ -210,9 +253,13 @@ def _params(
         length = int(config["max_length"]) - prompt
         if length < 1:
             raise ValueError(f"max_length={config['max_length']} leaves no room after a prompt of {prompt} tokens; give max_new_tokens")
-    drawn: dict[str, Any] = {
-        k: kind(config[k]) for k, kind in (("temperature", float), ("top_p", float), ("top_k", int)) if config.get(k) is not None
-    }
+    drawn: dict[str, Any] = {}
+    for name, kind in (("temperature", float), ("top_p", float), ("top_k", int)):
+        if config.get(name) is not None:
+            try:
+                drawn[name] = kind(config[name])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name}={_short(config[name])} must be a number") from error
     if sampler is None:
         chosen = parse_rule(rule) if isinstance(rule, str) else rule or UnmaskRule()
         known: dict[str, Any] = {"max_new_tokens": length, "stop": stop, "block_length": block_length}

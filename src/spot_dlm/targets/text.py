@@ -17,6 +17,7 @@ _NO_TEMPLATE = (
 )
 _CONTENT = "\N{OBJECT REPLACEMENT CHARACTER}spot-content-{}\N{OBJECT REPLACEMENT CHARACTER}"
 _FIND = re.compile(_CONTENT.replace("{}", "([0-9]+)"))
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class TextCodec:
@@ -111,6 +112,8 @@ class TextCodec:
         Raises:
             ValueError: if the text is empty, or there is no chat template to put it in.
         """
+        if not isinstance(text, str):
+            raise ValueError(f"the prompt must be a text, not {type(text).__name__}")
         if not text.strip():
             raise ValueError("the prompt is empty; give at least one character")
         return self.encode_chat([{"role": "user", "content": text}]) if self._use_template else self.encode_bare(text)
@@ -119,18 +122,40 @@ class TextCodec:
         """Encode a conversation and the beginning of the answer; special tokens typed in a message stay ordinary text.
 
         Raises:
-            ValueError: if there is no chat template, or it refuses the conversation.
+            ValueError: if there is no chat template, it refuses the conversation, or a message is none.
         """
         if not self.has_template:
             raise ValueError(_NO_TEMPLATE)
+        self._check(conversation)
         texts = [turn["content"] for turn in conversation]
         if not any(self.has_special(text) for text in texts):
             return self.encode_template(self.render(conversation))
         marked = [{**turn, "content": _CONTENT.replace("{}", str(i))} for i, turn in enumerate(conversation)]
         ids: list[int] = []
-        for place, piece in enumerate(_FIND.split(self.render(marked))):
+        pieces = _FIND.split(self.render(marked))
+        if any("\N{OBJECT REPLACEMENT CHARACTER}" in piece for piece in pieces[::2]):
+            raise ValueError(
+                "the chat template changes contents, so that special tokens typed in a message cannot be kept apart: leave them out"
+            )
+        for place, piece in enumerate(pieces):
             ids += self.encode_bare(texts[int(piece)]) if place % 2 else self.encode_template(piece)
         return ids
+
+    def _check(self, conversation: Sequence[Mapping[str, str]]) -> None:
+        """Refuse what is no conversation: roles stand in the template as they are, so that special tokens in them would count.
+
+        Raises:
+            ValueError: naming the message.
+        """
+        if isinstance(conversation, str | bytes | Mapping) or not isinstance(conversation, Sequence) or not conversation:
+            raise ValueError("a conversation must be a list of messages, at least one, each with role and content")
+        for number, turn in enumerate(conversation):
+            said = [turn.get(name) for name in ("role", "content")] if isinstance(turn, Mapping) else [None]
+            if not all(isinstance(text, str) for text in said):
+                raise ValueError(f"message {number} must have texts for role and content")
+            role = str(said[0])
+            if self.has_special(role) or _FIND.search(role):
+                raise ValueError(f"message {number}: role {role[:40]!r} holds a special token; give system, user or assistant")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens left out."""
@@ -155,12 +180,16 @@ class TextCodec:
 
     def encode_template(self, text: str) -> list[int]:
         """Encode a piece of a rendered template, in which special tokens are meant."""
+        if _HALF.search(text):
+            raise ValueError("the text holds half of a surrogate pair, which is no character")
         return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def encode_bare(self, text: str) -> list[int]:
         """Encode text without a template: piece by piece, the text of every added token cut after its first character, so that none
         is recognised.
         """
+        if _HALF.search(text):
+            raise ValueError("the text holds half of a surrogate pair, which is no character")
         cuts = [0, *(m.start() + 1 for m in self._special.finditer(text))] if self._special else [0]
         pieces = [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
         return [i for p in pieces for i in self._tokenizer.encode(p, add_special_tokens=False, split_special_tokens=True)]
