@@ -112,12 +112,13 @@ def generate(
         ValueError: naming the argument that is wrong or cannot be honoured.
     """
     try:
-        for name, value, kinds, what in (
+        checks: tuple[tuple[str, Any, Any, str], ...] = (
             ("seed", seed, int, "a whole number"), ("drafter", drafter, str | Drafter, "a name or a drafter"),
             ("drafter_file", drafter_file, str | Path | None, "a folder or hub id"), ("rule", rule, str | UnmaskRule | None, "a rule"),
             ("sampler", sampler, str | DecodeParams | None, "a text or DecodeParams"), ("family", family, str | None, "a text"),
             ("block_length", block_length, int | None, "a whole number"), ("mask_token_id", mask_token_id, int | None, "a whole number"),
-        ):  # fmt: skip
+        )  # fmt: skip
+        for name, value, kinds, what in checks:
             if not isinstance(value, kinds) or type(value) is bool:
                 raise ValueError(f"{name}={_short(value)} must be {what}")
         config = _settings(model, generation_config, more)
