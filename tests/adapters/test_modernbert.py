@@ -170,3 +170,20 @@ def test_the_template_is_dllm_s() -> None:
     turns = [{"role": "user", "content": " Hi "}, {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "Why?"}]
     said = template.render(messages=turns, add_generation_prompt=True)
     assert said == "[Question]\nHi\n[/Question]\n\n[Answer]\nYes\n[/Answer]\n\n[Question]\nWhy?\n[/Question]\n\n[Answer]\n"
+
+
+@pytest.mark.parametrize("kinds", [["full_attention"], ["full_attention"] * 3, ["sliding_attention"] * 3], ids=["one", "global", "local"])
+def test_layers_of_one_kind(tmp_path: Path, kinds: list[str]) -> None:
+    folder = tmp_path / "ModernBERT-tiny-chat"
+    build(folder, num_hidden_layers=len(kinds), layer_types=kinds)
+    target = load_target(str(folder), device="cpu", mask_token_id=MASK)
+    params = DecodeParams(max_new_tokens=8, nodes=4)
+    with unchecked():
+        assert generate(target, [5, 6, 7], Chain(), params).token_ids == generate(target, [5, 6, 7], Root(), params).token_ids
+
+
+def test_heads_of_an_odd_size(tmp_path: Path) -> None:
+    folder = tmp_path / "ModernBERT-tiny-chat"
+    build(folder, hidden_size=35, num_attention_heads=5)
+    with pytest.raises(ValueError, match="hidden_size=35 with num_attention_heads=5 gives heads of an odd size"):
+        load_target(str(folder), device="cpu", mask_token_id=MASK)

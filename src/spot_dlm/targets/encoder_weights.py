@@ -27,7 +27,12 @@ def check_encoder(host: Any) -> None:
     for name in ("hidden_activation", "classifier_activation"):
         if getattr(config, name) != "gelu":
             raise ValueError(f"{name}={getattr(config, name)!r} is not supported; only gelu is")
-    for kind in _KINDS:
+    if config.hidden_size // config.num_attention_heads % 2:
+        raise ValueError(
+            f"hidden_size={config.hidden_size} with num_attention_heads={config.num_attention_heads} gives heads of an odd size, which "
+            "rotary positions cannot halve"
+        )
+    for kind in _kinds(config):
         check_rotary(config.rope_parameters[kind].get("rope_type", "default"))
 
 
@@ -43,11 +48,11 @@ def read_encoder(host: Any) -> Weights:
     head_dim = config.hidden_size // config.num_attention_heads
     like = embedding[:1]
     return Weights(
-        layers=list(_layers(body.layers, config.sliding_window)),
+        layers=list(_layers(body.layers, config.sliding_window, _kinds(config))),
         embedding=embedding,
         norm=_norm(body.final_norm),
         head=joined([host.decoder]),
-        rotary=tuple(RotaryTable(partial(body.rotary_emb, layer_type=kind), head_dim, like, torch.float32) for kind in _KINDS),
+        rotary=tuple(RotaryTable(partial(body.rotary_emb, layer_type=kind), head_dim, like, torch.float32) for kind in _kinds(config)),
         eps=float(config.norm_eps),
         heads=config.num_attention_heads,
         kv_heads=config.num_attention_heads,
@@ -58,7 +63,12 @@ def read_encoder(host: Any) -> Weights:
     )
 
 
-def _layers(layers: Any, window: int) -> Iterator[Layer]:
+def _kinds(config: Any) -> list[str]:
+    """Return the kinds of layers that there are: one alone has no angles for the other."""
+    return [kind for kind in _KINDS if kind in config.layer_types]
+
+
+def _layers(layers: Any, window: int, kinds: list[str]) -> Iterator[Layer]:
     for index, layer in enumerate(layers):
         slides = layer.attention_type == "sliding_attention"
         yield Layer(
@@ -68,7 +78,7 @@ def _layers(layers: Any, window: int) -> Iterator[Layer]:
             output=joined([layer.attn.Wo]),
             mlp_norm=_norm(layer.mlp_norm),
             feed_forward=GeluDense(joined([layer.mlp.Wi]), joined([layer.mlp.Wo])),
-            rotary=_KINDS.index(layer.attention_type),
+            rotary=kinds.index(layer.attention_type),
             window=window if slides else None,
         )
         layers[index] = nn.Identity()
