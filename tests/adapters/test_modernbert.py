@@ -17,6 +17,7 @@ from spot_dlm import presets
 from spot_dlm.batch import Request, decode_batch
 from spot_dlm.decode import generate
 from spot_dlm.drafters import Chain, LeftToRight, Root
+from spot_dlm.interfaces import DecodeParams
 from spot_dlm.sequence import Finished
 from spot_dlm.state import MASKED
 from spot_dlm.targets import load_target
