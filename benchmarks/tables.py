@@ -68,6 +68,21 @@ def bench_table(name: str, tasks: tuple[str, ...] = COMPETENT, figure: str = "nf
     return "\n".join(lines)
 
 
+def transfer_table(nodes: int) -> str:
+    """Return, for every target and setting, the transferred drafter's acceptance length, and over each rival's (star: 1 outside)."""
+    documents = [read(path.name) for path in sorted(RESULTS.glob("transfer-*.json"))]
+    cells = [c for d in documents for c in d["cells"] if c["nodes"] == nodes and c["drafter"] == "transferred"]
+    ratios = [r for d in documents for r in d["comparisons"] if r["nodes"] == nodes]
+    rivals = list(dict.fromkeys(r["rival"] for r in ratios))
+    lines = ["| target | T | resolution | transferred | over " + " | over ".join(rivals) + " |", "|---" * (len(rivals) + 4) + "|"]
+    for cell in cells:
+        key = tuple(cell[k] for k in ("target", "temperature", "resolution"))
+        found = {r["rival"]: r for r in ratios if tuple(r[k] for k in ("target", "temperature", "resolution")) == key}
+        over = [f"{r['ratio']:.2f}{'' if r['low'] <= 1 <= r['high'] else '*'}" for r in (found[n] for n in rivals)]
+        lines.append(f"| {key[0]} | {key[1]:g} | {key[2]} | {cell['acceptance_length']:.2f} | " + " | ".join(over) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print every table whose file is there."""
     if (RESULTS / "accuracy.json").exists():
@@ -75,6 +90,9 @@ def main() -> None:
     for path in sorted(RESULTS.glob("bench-passes-*.json")):
         for tasks in (COMPETENT, ("stdlib",)):
             print(f"{path.name}, {', '.join(tasks)}: passes saved\n\n{bench_table(path.name, tasks)}\n")
+    if any(RESULTS.glob("transfer-*.json")):
+        for nodes in (8, 16):
+            print(f"transfer, N = {nodes}\n\n{transfer_table(nodes)}\n")
     for path in sorted(RESULTS.glob("verify-*.json")):
         print(f"{path.name}: {read(path.name)['cases']} comparisons\n\n{passes_table(path.name)}\n")
 
