@@ -78,7 +78,7 @@ def transfer_table(nodes: int) -> str:
     for cell in cells:
         key = tuple(cell[k] for k in ("target", "temperature", "resolution"))
         found = {r["rival"]: r for r in ratios if tuple(r[k] for k in ("target", "temperature", "resolution")) == key}
-        over = [f"{r['ratio']:.2f}{'' if r['low'] <= 1 <= r['high'] else '*'}" for r in (found[n] for n in rivals)]
+        over = [f"{r['ratio']:.2f}{'' if r['low'] <= 1 <= r['high'] else '*'}" if r else "" for r in map(found.get, rivals)]
         lines.append(f"| {key[0]} | {key[1]:g} | {key[2]} | {cell['acceptance_length']:.2f} | " + " | ".join(over) + " |")
     return "\n".join(lines)
 
