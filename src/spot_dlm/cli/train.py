@@ -164,12 +164,15 @@ def _progress(console: Console, total: int, first: int) -> Iterator[Callable[[in
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), losses, rate, TimeRemainingColumn())
     shown = console.is_terminal
     bar = Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False, redirect_stderr=False)
-    began, is_due = monotonic(), now_and_then()
+    began, counted, is_due = monotonic(), first, now_and_then()
     with bar:
         task = bar.add_task("training", total=total, completed=first, losses="", rate="")
 
         def show(step: int, row: dict[str, float]) -> None:
-            speed = (step - first) / max(monotonic() - began, 1e-9)
+            nonlocal began, counted
+            if counted == first:  # the first step pays for loading and compiling: the rate is that of the others
+                began, counted = monotonic(), step
+            speed = (step - counted) / max(monotonic() - began, 1e-9)
             text = f"order {row['order_loss']:.3f}, token {row['token_loss']:.3f}"
             bar.update(task, completed=step, losses=text, rate=f"{speed:.1f} steps/s")
             due = is_due("score" in row)
@@ -178,7 +181,7 @@ def _progress(console: Console, total: int, first: int) -> Iterator[Callable[[in
                     f"N={n}: {row[f'acceptance_{n}']:.3f} steps a pass, expected {row[f'expected_{n}']:.3f}" for n in training.BUDGETS
                 )
                 say(console, f"step {step}: {text}; {lengths}")
-            elif due and not shown:
+            elif due and not shown and step > counted:
                 say(console, f"step {step} of {total}: {text}, {speed:.1f} steps/s, {(total - step) / max(speed, 1e-9):.0f} s left")
 
         yield show
