@@ -67,6 +67,13 @@ def test_graphs_come_back(graphs: Path, target) -> None:
     assert spot.build_drafter("calibrated", graph=graphs).graphs.graphs == table.graphs
 
 
+def test_auto_is_the_shipped_drafter_on_any_target_and_order_asks(target) -> None:
+    other = replace(target.spec, name="other", fingerprint="0" * 16, model_hash="", tokenizer_hash="")
+    assert spot.build_drafter("auto", spec=other).name == "order"
+    with pytest.raises(ValueError, match="give --transfer"):
+        spot.build_drafter("order", spec=other)
+
+
 def _change(folder: Path, **changes: object) -> None:
     about = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps({k: v for k, v in (about | changes).items() if v is not None}), "utf-8")

@@ -34,7 +34,7 @@ _NAMES = " | ".join(DRAFTERS)
 _RULE_HELP = f"Unmask rule: {ALLOWED}."
 _NODES_HELP = "Rows of one target pass, the certain next state included; 1 = standard decoding; auto = as many as pay (spot tune)."
 _DRAFTER_HELP = (
-    f"How future states are guessed: {_NAMES}; auto = order where it was trained on this model, else chain. Never changes the answer."
+    f"How future states are guessed: {_NAMES}; auto = the kind of --drafter-file, else order, on any model. Never changes the answer."
 )
 
 Model = Annotated[str, typer.Option("--model", help="'shipped', a checkpoint folder or a hub id (owner/name).")]
@@ -216,7 +216,7 @@ def open_drafter(
         drafter = build_drafter(name, graph=files.graph, file=files.file, spec=spec, transfer=files.transfer, params=one)
     if isinstance(drafter, Order | Calibrated) and not is_compiled():
         say("compiling the drafter for this machine, once: about 20 seconds more before the first answer")
-    if is_foreign(drafter, spec):
+    if not (name == AUTO and files.file is None) and is_foreign(drafter, spec):
         say(f"drafter {drafter.name} was fitted on another model and is used all the same (--transfer)")
     return drafter
 

@@ -27,7 +27,7 @@ SHIPPED_GRAPH = _SHIPPED / "graph.json"
 SHIPPED_MODELS = (_SHIPPED / "order", _SHIPPED / "linear")
 """Order models trained on the shipped target."""
 AUTO = "auto"
-"""The default: `order` where the shipped drafter was trained on this very target, else `chain`."""
+"""The default: the drafter in `file`, else `order` with the shipped model, which serves other targets than its own, too (docs/transfer.md)."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def build_drafter(
     """Build a drafter by name.
 
     Args:
-        name: one of DRAFTERS, or "auto", which takes the kind that `file` holds.
+        name: one of DRAFTERS, or "auto", which takes the kind that `file` holds, and without one "order", whatever the target.
         graph: calibrated graphs, the file of 'spot calibrate' or a folder; None takes those of the shipped target.
         file: folder of a fitted drafter ('spot train', 'spot drafter save'); None takes the one of the shipped target.
         spec: the target it will draft for; None skips the check of its origin.
@@ -98,12 +98,7 @@ def build_drafter(
         ValueError: naming the known drafters, what is wrong with the file, or what differs (target, tokenizer, preset), with both values.
     """
     if name == AUTO:
-        if file is not None:
-            name = str(read_config(file)["kind"])
-        elif spec is not None and spec.fingerprint != origin(build_drafter("order")):
-            return build_drafter("chain")
-        else:
-            name = "order"
+        name, transfer = ("order", True) if file is None else (str(read_config(file)["kind"]), transfer)
     if name not in DRAFTERS:
         raise ValueError(f"drafter={name!r} is unknown; choose one of {', '.join((AUTO, *DRAFTERS))}")
     drafter = DRAFTERS[name](_Files(graph, file))
@@ -147,12 +142,6 @@ def _about(drafter: Drafter) -> dict[str, Any]:
     """Return what a fitted drafter's file says of its origin, nothing for the others."""
     source = getattr(drafter, "graphs", None) or getattr(drafter, "file", None)
     return dict(getattr(source, "about", {}))
-
-
-def origin(drafter: Drafter) -> str | None:
-    """Return the fingerprint of the target that a drafter was fitted on; None where it needs none."""
-    about = _about(drafter)
-    return str((about.get("target") or {}).get("fingerprint", "")) if about else None
 
 
 def is_foreign(drafter: Drafter, spec: TargetSpec) -> bool:
