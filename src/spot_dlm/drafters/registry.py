@@ -27,7 +27,7 @@ SHIPPED_GRAPH = _SHIPPED / "graph.json"
 SHIPPED_MODELS = (_SHIPPED / "order", _SHIPPED / "linear")
 """Order models trained on the shipped target."""
 AUTO = "auto"
-"""The default: the drafter in `file`, else `order` with the shipped model, which serves other targets than its own, too (docs/transfer.md)."""
+"""The default: the drafter in `file`, else `order` with the shipped model, on any target (docs/transfer.md)."""
 
 
 @dataclass(frozen=True)
