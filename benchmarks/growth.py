@@ -153,7 +153,7 @@ def figure(document: dict[str, Any]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from spot_dlm.bench.plot import _png
+    from spot_dlm.bench.plot import png
 
     names = list(document["exponents"])
     drawn = Figure(figsize=(3.1 * len(names), 5.4), layout="constrained")
@@ -174,7 +174,7 @@ def figure(document: dict[str, Any]) -> bytes:
         panels[1][j].set_xlabel(name.replace("_", " "))
     panels[0][0].set_ylabel("ms per pass")
     panels[1][0].set_ylabel("peak MiB of a pass")
-    return _png(drawn)
+    return png(drawn)
 
 
 def growth_table(document: dict[str, Any]) -> str:

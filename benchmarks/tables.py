@@ -5,6 +5,7 @@ python benchmarks/tables.py
 
 import json
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -83,6 +84,21 @@ def transfer_table(nodes: int) -> str:
     return "\n".join(lines)
 
 
+def transfer_ranges() -> str:
+    """Return, for every target, the transferred drafter over each rival: lowest, geometric mean and highest of all settings and budgets."""
+    documents = [read(path.name) for path in sorted(RESULTS.glob("transfer-*.json"))]
+    rows = [r for d in documents for r in d["comparisons"]]
+    rivals = list(dict.fromkeys(r["rival"] for r in rows))
+    lines = ["| target | over " + " | over ".join(rivals) + " |", "|---" * (len(rivals) + 1) + "|"]
+    for target in (*dict.fromkeys(r["target"] for r in rows), None):
+        cells = []
+        for rival in rivals:
+            ratios = [r["ratio"] for r in rows if r["rival"] == rival and target in (r["target"], None)]
+            cells.append(f"{min(ratios):.2f} to {max(ratios):.2f}, mean {geometric_mean(ratios):.2f}" if ratios else "")
+        lines.append(f"| {target or 'all'} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print every table whose file is there."""
     if (RESULTS / "accuracy.json").exists():
@@ -91,6 +107,7 @@ def main() -> None:
         for tasks in (COMPETENT, ("stdlib",)):
             print(f"{path.name}, {', '.join(tasks)}: passes saved\n\n{bench_table(path.name, tasks)}\n")
     if any(RESULTS.glob("transfer-*.json")):
+        print(f"transfer, all settings\n\n{transfer_ranges()}\n")
         for nodes in (8, 16):
             print(f"transfer, N = {nodes}\n\n{transfer_table(nodes)}\n")
     for path in sorted(RESULTS.glob("verify-*.json")):
