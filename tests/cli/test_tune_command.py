@@ -67,7 +67,7 @@ def test_figure_refresh_and_a_model_without_tokenizer(
     with unchecked():
         code, out, err = run(capsys, *words, "--plot", str(tmp_path / "cost.png"))
         assert code == 0 and not err and (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
-        assert "drafts of chain" in out and "blocks of 4" in out and "kept in" in out
+        assert "drafts of order" in out and "blocks of 4" in out and "kept in" in out
         first, again, refreshed = (json.loads(run(capsys, *words, *more, "--json")[1]) for more in ((), (), ("--refresh",)))
     assert first["profile"] == again["profile"] and not again["measured"] and refreshed["measured"]
     assert refreshed["file"] == first["file"] and refreshed["key"]["filtered"] is True
