@@ -32,7 +32,19 @@ learned() {
     run verify-order-top-p $tasks --limit 3 --drafter order --drafter calibrated $nodes --temperature 0.7 --top-p 0.9
 }
 
+targets() {  # the six trained targets (alone: benchmarks/verify.sh targets)
+    local name
+    for name in llada dream sdar-b8 bd3lm llada_moe fast_dllm_v2; do
+        run "verify-target-$name" --model "zoo/targets/$name" --limit 2 --max-new-tokens 64 --drafter auto --drafter chain --nodes 8 --temperature 0 --temperature 1
+    done
+}
+
+if [ "${1:-}" = targets ]; then
+    targets
+    exit
+fi
 human_eval &
 families
 learned
+targets
 wait
