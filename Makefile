@@ -31,7 +31,7 @@ setup-dev: $(DEV_STAMP)  ## install what tests and checks need besides: the tool
 demo: setup  ## decode with the shipped model, plainly and speculatively, and prove that the tokens are identical
 	$(BIN)/spot demo
 
-test: setup-dev  ## run the tests (about twelve minutes on two cores)
+test: setup-dev  ## run the tests (about a quarter of an hour on two cores)
 	$(BIN)/python -m pytest -n 2
 
 check: setup-dev  ## lint, types and import layers

@@ -35,7 +35,7 @@ learned() {
 targets() {  # the six trained targets (alone: benchmarks/verify.sh targets)
     local name
     for name in llada dream sdar-b8 bd3lm llada_moe fast_dllm_v2; do
-        run "verify-target-$name" --model "zoo/targets/$name" --limit 2 --max-new-tokens 64 --drafter auto --drafter chain --nodes 8 --temperature 0 --temperature 1
+        run "verify-target-$name" --model "zoo/targets/$name" --limit 2 --max-new-tokens 64 --drafter auto --drafter chain --nodes 8 --temperature 0 --temperature 1 --threads 1
     done
 }
 
