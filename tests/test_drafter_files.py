@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from trace_toys import random_model, saved_model
+from trace_toys import change_config, change_weights, random_model, saved_model
 
-from spot_dlm.artifacts import file_hash
 from spot_dlm.drafter_files import load_order_model, save_order_model
 
 
@@ -27,19 +24,6 @@ def test_round_trip(tmp_path: Path, kind: str) -> None:
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
     assert not read.model.training and not any(p.requires_grad for p in read.model.parameters())
     assert sorted(p.name for p in (tmp_path / "d").iterdir()) == ["config.json", "model.safetensors"]
-
-
-def _config(folder: Path, **changes: object) -> None:
-    about = json.loads((folder / "config.json").read_text("utf-8"))
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in (about | changes).items() if v is not None}), "utf-8")
-
-
-def _weights(folder: Path, change) -> None:
-    """Change the weights and make config.json describe them."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-    _config(folder, weights_sha256=file_hash(folder / "model.safetensors"))
 
 
 def _cut(folder: Path) -> None:
@@ -60,13 +44,13 @@ DAMAGES = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "missing or not the file"),
     "no config": (lambda f: (f / "config.json").unlink(), "no config.json: the training is unfinished"),
     "half a config": (lambda f: (f / "config.json").write_text('{"format": ', "utf-8"), "damaged or no spot-drafter"),
-    "another format": (lambda f: _config(f, format="spot-graph/1"), "format is 'spot-graph/1'"),
-    "other features": (lambda f: _config(f, features_version=0), "features version 0"),
-    "no architecture": (lambda f: _config(f, architecture=None), "weights do not fit config.json"),
-    "another size": (lambda f: _config(f, architecture={"kind": "order"}), "weights do not fit config.json"),
-    "NaN": (lambda f: _weights(f, lambda t: t["linear.pair"].fill_(float("nan"))), "not finite"),
-    "infinity": (lambda f: _weights(f, lambda t: t["linear.pair"].fill_(float("inf"))), "not finite"),
-    "a tensor too few": (lambda f: _weights(f, lambda t: t.pop("linear.pair")), "weights do not fit config.json"),
+    "another format": (lambda f: change_config(f, format="spot-graph/1"), "format is 'spot-graph/1'"),
+    "other features": (lambda f: change_config(f, features_version=0), "features version 0"),
+    "no architecture": (lambda f: change_config(f, architecture=None), "weights do not fit config.json"),
+    "another size": (lambda f: change_config(f, architecture={"kind": "order"}), "weights do not fit config.json"),
+    "NaN": (lambda f: change_weights(f, lambda t: t["linear.pair"].fill_(float("nan"))), "not finite"),
+    "infinity": (lambda f: change_weights(f, lambda t: t["linear.pair"].fill_(float("inf"))), "not finite"),
+    "a tensor too few": (lambda f: change_weights(f, lambda t: t.pop("linear.pair")), "weights do not fit config.json"),
 }
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from toy import ToyPrefix, ToyTargetAdapter
 
+from spot_dlm.artifacts import file_hash
 from spot_dlm.drafter_files import save_order_model
 from spot_dlm.order_model import OrderConfig, OrderModel
 from spot_dlm.record import Recording, TraceSetting, record
@@ -67,3 +70,17 @@ def random_model(kind: str = "order", seed: int = 0, scale: float = 0.3, config:
 def saved_model(folder: Path, model: OrderModel) -> Path:
     save_order_model(folder, model, {}, {})
     return folder
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    """Change fields of a drafter's config.json; None takes one out."""
+    about = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in (about | changes).items() if v is not None}), "utf-8")
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change a drafter's weights and make config.json describe them."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    change_config(folder, weights_sha256=file_hash(folder / "model.safetensors"))

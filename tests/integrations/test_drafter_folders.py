@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from safetensors.torch import load_file, save_file
-from trace_toys import random_model, saved_model
+from trace_toys import change_config, change_weights, random_model, saved_model
 
 import spot_dlm as spot
 from spot_dlm.artifacts import file_hash
@@ -74,42 +73,33 @@ def test_auto_is_the_shipped_drafter_on_any_target_and_order_asks(target) -> Non
         spot.build_drafter("order", spec=other)
 
 
-def _change(folder: Path, **changes: object) -> None:
-    about = json.loads((folder / "config.json").read_text("utf-8"))
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in (about | changes).items() if v is not None}), "utf-8")
-
-
-def _tensors(folder: Path, change) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-    _change(folder, weights_sha256=file_hash(folder / "model.safetensors"))
-
-
 def _cut(folder: Path) -> None:
     """A truncated file that config.json was made to describe."""
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    _change(folder, weights_sha256=file_hash(path))
+    change_config(folder, weights_sha256=file_hash(path))
 
 
 DAMAGES = {
     "truncated": (_cut, "damaged"),
-    "newer": (lambda f: _change(f, format="spot-drafter/7"), "format spot-drafter/7, of a newer spot-dlm"),
-    "another model": (lambda f: _change(f, format=None, speculators_model_type="dflash"), "is a model of type 'dflash', not a drafter"),
-    "unknown kind": (lambda f: _change(f, kind="eagle"), "kind 'eagle' in config.json is unknown"),
-    "other settings": (lambda f: _change(f, trace_settings=[{"rule": "ltr"}]), "config.json was changed by hand"),
+    "newer": (lambda f: change_config(f, format="spot-drafter/7"), "format spot-drafter/7, of a newer spot-dlm"),
+    "another model": (
+        lambda f: change_config(f, format=None, speculators_model_type="dflash"),
+        "is a model of type 'dflash', not a drafter",
+    ),
+    "unknown kind": (lambda f: change_config(f, kind="eagle"), "kind 'eagle' in config.json is unknown"),
+    "other settings": (lambda f: change_config(f, trace_settings=[{"rule": "ltr"}]), "config.json was changed by hand"),
 }
 OF_MODELS = {
-    "missing tensor": (lambda f: _tensors(f, lambda t: t.pop("linear.pair")), "Missing key.*linear.pair"),
-    "extra tensor": (lambda f: _tensors(f, lambda t: t.update(more=torch.zeros(2))), "Unexpected key.*more"),
-    "NaN": (lambda f: _tensors(f, lambda t: t["linear.pair"].fill_(float("nan"))), "linear.pair holds numbers that are not finite"),
+    "missing tensor": (lambda f: change_weights(f, lambda t: t.pop("linear.pair")), "Missing key.*linear.pair"),
+    "extra tensor": (lambda f: change_weights(f, lambda t: t.update(more=torch.zeros(2))), "Unexpected key.*more"),
+    "NaN": (lambda f: change_weights(f, lambda t: t["linear.pair"].fill_(float("nan"))), "linear.pair holds numbers that are not finite"),
 }
 OF_GRAPHS = {
-    "missing tensor": (lambda f: _tensors(f, lambda t: t.pop("0.counts")), "lacks 0.counts"),
-    "extra tensor": (lambda f: _tensors(f, lambda t: t.update(more=torch.zeros(2))), "has too much: more"),
-    "impossible node": (lambda f: _tensors(f, lambda t: t["0.pairs"].fill_(9)), "graph 0: node 0"),
-    "no lengths": (lambda f: _tensors(f, lambda t: t["0.lengths"].zero_()), "graph 0"),
+    "missing tensor": (lambda f: change_weights(f, lambda t: t.pop("0.counts")), "lacks 0.counts"),
+    "extra tensor": (lambda f: change_weights(f, lambda t: t.update(more=torch.zeros(2))), "has too much: more"),
+    "impossible node": (lambda f: change_weights(f, lambda t: t["0.pairs"].fill_(9)), "graph 0: node 0"),
+    "no lengths": (lambda f: change_weights(f, lambda t: t["0.lengths"].zero_()), "graph 0"),
 }
 
 
@@ -204,7 +194,7 @@ def test_results_that_name_no_target_prove_nothing(tmp_path: Path) -> None:
 def test_results_of_another_drafter(tmp_path: Path, capsys) -> None:
     folder = tmp_path / "d"
     save_fitted(folder, load_fitted(SHIPPED_MODELS[1]))
-    _tensors(folder, lambda t: t["linear.pair"].mul_(2))
+    change_weights(folder, lambda t: t["linear.pair"].mul_(2))
     code, _, error = _run(capsys, "drafter", "save", str(folder), "--out", str(tmp_path / "p"), "--results", str(RESULTS))
     assert code == 2 and "was measured with the shipped drafter" in error
 
@@ -228,7 +218,7 @@ WRONG_TYPES = {
 @pytest.mark.parametrize("field", WRONG_TYPES)
 def test_wrong_types(tmp_path: Path, field: str) -> None:
     value, message = WRONG_TYPES[field]
-    _damaged(saved_model(tmp_path / "d", random_model("linear")), lambda folder: _change(folder, **{field: value}), message)
+    _damaged(saved_model(tmp_path / "d", random_model("linear")), lambda folder: change_config(folder, **{field: value}), message)
 
 
 def test_odd_files(tmp_path: Path, graphs: Path, target) -> None:

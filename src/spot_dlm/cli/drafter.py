@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from spot_dlm import rank_graph
 from spot_dlm.artifacts import replace_file
 from spot_dlm.card import card, read_results
 from spot_dlm.cli import options as o
+from spot_dlm.cli.show import print_facts
 from spot_dlm.drafter_files import CALIBRATED, CONFIG, FORMAT, load_fitted, read_config, save_fitted, trained_rules
 from spot_dlm.drafters.registry import SHIPPED_MODELS
 from spot_dlm.hub import CARD, FILES, push_drafter
@@ -48,12 +46,7 @@ def show(drafter: Source, as_json: o.Json = False) -> None:
     if as_json:
         print(json.dumps(facts))
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for key, value in facts.items():
-        table.add_row(key.replace("_", " "), Text(_text(value)))
-    Console().print(table, highlight=False)
+    print_facts({name: _text(value) for name, value in facts.items()})
 
 
 def _facts(place: Path, about: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,10 @@ from inspect import signature
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 import spot_dlm
 from spot_dlm.cli import options as o
+from spot_dlm.cli.show import print_facts
 from spot_dlm.compare import rows_are_independent
 from spot_dlm.drafters import build_drafter
 from spot_dlm.interfaces import Target, TargetSpec
@@ -49,12 +47,7 @@ def info(
     if as_json:
         print(json.dumps(facts))
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for key, value in facts.items():
-        table.add_row(key.replace("_", " "), Text(_text(value)))
-    Console().print(table, highlight=False)
+    print_facts({name: _text(value) for name, value in facts.items()})
 
 
 def _text(value: Any) -> str:

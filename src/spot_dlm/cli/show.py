@@ -4,7 +4,7 @@ Example: `stderr_console().print(stats_table(result.counts))`.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib.metadata import version
@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 import spot_dlm
 from spot_dlm.interfaces import DecodeParams, Target
@@ -159,6 +160,16 @@ def now_and_then() -> Callable[[bool], bool]:
         return due
 
     return is_due
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print names and what is so of them on stdout, a row each."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, text in facts.items():
+        table.add_row(name.replace("_", " "), Text(text))
+    Console().print(table, highlight=False)
 
 
 def say(console: Console, message: str) -> None:
